@@ -14,7 +14,10 @@ from pathlib import Path
 import torch
 from mmengine.dist import init_dist, is_main_process
 
+from mmvttt.errors import UsageError
 from mmvttt.models.generation.sampling import SCHEDULERS
+from mmvttt.openmmlab.apis import generate as api
+from mmvttt.openmmlab.apis.image_measures import load_network, measure, require_reference, score
 from mmvttt.openmmlab.cli import (
     add_cfg_options,
     add_config,
@@ -80,8 +83,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def chosen_classes(texts: list[str], count: int | None) -> tuple[int, ...]:
-    from mmvttt.errors import UsageError
-
     if texts == ['all'] and count is not None:
         return tuple(range(count))
     if not all(text.lstrip('-').isdecimal() for text in texts):
@@ -91,8 +92,6 @@ def chosen_classes(texts: list[str], count: int | None) -> tuple[int, ...]:
 
 def latent_size(size: list[int] | None, shrink: int, patch: int) -> tuple[int, int] | None:
     """Height and width of the latents of an image of (height, width) pixels."""
-    from mmvttt.errors import UsageError
-
     if size is None:
         return None
     if any(side % (shrink * patch) for side in size):
@@ -104,16 +103,6 @@ def latent_size(size: list[int] | None, shrink: int, patch: int) -> tuple[int, i
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     with plain_errors(args.launcher):
-        # Imported here, so that a missing diffusers is a clear error.
-        from mmvttt.errors import UsageError
-        from mmvttt.openmmlab.apis import generate as api
-        from mmvttt.openmmlab.apis.image_measures import (
-            load_network,
-            measure,
-            require_reference,
-            score,
-        )
-
         if args.launcher != 'none':
             init_dist(args.launcher)
             if args.device == 'cuda':
@@ -141,17 +130,10 @@ def main(argv: list[str] | None = None) -> None:
         default = len(next(iter(prompts.values()))) if prompts else len(classes)
         # A pixel of a latent is 2^(stages − 1) pixels of the image.
         shrink = 2 ** (len(vae.config.block_out_channels) - 1) if vae else 1
+        size = latent_size(args.size, shrink, model.transformer.config.patch_size)
         settings = api.Settings(
-            count=args.count or max(1, default),
-            classes=classes,
-            steps=args.steps,
-            guidance=args.guidance,
-            guided=args.guided,
-            scheduler=args.scheduler,
-            seed=args.seed,
-            size=latent_size(args.size, shrink, model.transformer.config.patch_size),
-            batch_size=args.batch_size,
-            draw_classes=args.draw_classes,
+            *(args.count or max(1, default), classes, args.steps, args.guidance, args.guided),
+            *(args.scheduler, args.seed, size, args.batch_size, args.draw_classes),
         )
         if args.reference and extractor is None:
             sides = settings.size or (model.transformer.config.sample_size,) * 2

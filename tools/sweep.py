@@ -16,6 +16,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from queue import Queue
 
@@ -24,7 +25,6 @@ import torch
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.sweep import (
-    OtherSweepError,
     Run,
     Variant,
     require_buildable,
@@ -81,25 +81,21 @@ class Trainings:
         self.running: set[subprocess.Popen] = set()
         self.stopped = threading.Event()
 
+    def saved(self, variant: Variant, seed: int) -> Run | None:
+        """See `saved_run`."""
+        setting = setting_of(variant, self.args.cfg_options, self.args.budget_steps)
+        return saved_run(self.args.out / variant.name / f'seed{seed}', setting)
+
     def train(self, variant: Variant, seed: int, device: str | None) -> Run | str:
         """Trains one variant with one seed, unless done; returns the reason if it fails."""
-        options, steps = self.args.cfg_options, self.args.budget_steps
-        setting = setting_of(variant, options, steps)
+        if run := self.saved(variant, seed):
+            return run
         folder = self.args.out / variant.name / f'seed{seed}'
-        name = f'{variant.name}, seed {seed}'
-        try:
-            if run := saved_run(folder, setting):
-                return run
-            folder.mkdir(parents=True, exist_ok=True)
-            job = dict(
-                folder=str(folder), variant=asdict(variant), options=options, steps=steps, seed=seed
-            )
-            text = self._run(repr(job), folder / 'output.txt', device)
-            return saved_run(folder, setting) or f'{name}: {text}'
-        except OtherSweepError:
-            raise
-        except UsageError as error:
-            return f'{name}: {error}'
+        folder.mkdir(parents=True, exist_ok=True)
+        job = dict(folder=str(folder), variant=asdict(variant), options=self.args.cfg_options)
+        job |= dict(steps=self.args.budget_steps, seed=seed)
+        text = self._run(repr(job), folder / 'output.txt', device)
+        return self.saved(variant, seed) or f'{variant.name}, seed {seed}: {text}'
 
     def _run(self, job: str, output: Path, device: str | None) -> str:
         """The last line of the process, or its exit status."""
@@ -148,6 +144,9 @@ def main() -> None:
         for device in [str(i) for i in range(count)] or [None]:
             devices.put(device)
         trainings = Trainings(args)
+        # A result of another sweep, or a damaged one, is an error before the first training.
+        for variant, seed in product(variants, range(args.seeds)):
+            trainings.saved(variant, seed)
 
         def work(variant: Variant, seed: int) -> Run | str:
             device = devices.get()
@@ -164,13 +163,13 @@ def main() -> None:
             jobs = [pool.submit(work, v, seed) for seed in range(args.seeds) for v in variants]
             try:
                 for job in as_completed(jobs):
-                    found = job.result()
-                    if isinstance(found, Run):
-                        runs.append(found)
-                        text = f'{found.variant}, seed {found.seed}'
+                    result = job.result()
+                    if isinstance(result, Run):
+                        runs.append(result)
+                        text = f'{result.variant}, seed {result.seed}'
                     else:
-                        failed.append(found)
-                        text = f'failed: {found}'
+                        failed.append(result)
+                        text = f'failed: {result}'
                     print(f'{len(runs) + len(failed)} of {len(jobs)}: {text}', flush=True)
             except BaseException as error:
                 # Trainings that have not started are left for the next run.
@@ -188,8 +187,8 @@ def main() -> None:
             print(f'\n{table}\nwrote {write_csv(runs, args.out / "sweep.csv")}, sweep.md')
             names = sorted({name for run in runs for name in run.metrics})
             if args.metric not in (None, *names):
-                known = ', '.join(names) or 'nothing, as none was evaluated'
-                print(f'no training has the metric {args.metric!r}; there is {known}')
+                evaluated = ', '.join(names) or 'nothing, as none was evaluated'
+                print(f'no training has the metric {args.metric!r}; there is {evaluated}')
         lock.release()
         if failed:
             raise UsageError(f'{len(failed)} of {len(jobs)} trainings failed, {failed[0]}')

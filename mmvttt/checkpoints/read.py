@@ -204,9 +204,8 @@ def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:
     }
 
 
-def saved_classes(checkpoint: str | os.PathLike[str]) -> tuple[str, ...] | None:
-    """Names of the classes that a checkpoint was trained for, if it has them."""
-    content = read_content(checkpoint, mmap=True)
+def saved_classes(content: Any) -> tuple[str, ...] | None:
+    """Names of the classes that the content of a checkpoint was trained for, if it has them."""
     return tuple(classes_of(content.get('meta') if isinstance(content, Mapping) else None)) or None
 
 
@@ -217,24 +216,26 @@ def classes_of(meta: Any) -> list[str]:
     return list(map(str, names)) if isinstance(names, list | tuple) else []
 
 
-def require_same_classes(checkpoint: str | os.PathLike[str], classes: Sequence[str] | None) -> None:
-    """Compares the classes of a checkpoint with the classes of a data set.
+def require_same_classes(content: Any, source: str, classes: Sequence[str] | None) -> None:
+    """Compares the classes that a checkpoint was trained for with a data set's.
+
+    `content` is the result of `read_content` for `source`.
 
     Raises:
         CheckpointMismatchError: A class has another number here.
     """
-    saved = saved_classes(checkpoint)
+    saved = saved_classes(content)
     if saved is None or classes is None or saved == tuple(classes):
         return
     numbers = {name: i for i, name in enumerate(saved)}
     for i, name in enumerate(classes):
         if numbers.get(name, i) != i:
             raise CheckpointMismatchError(
-                f'{name!r} is class {numbers[name]} of {shown(os.fspath(checkpoint))!r} and class '
-                f'{i} of the data: set metainfo=dict(classes={saved}) in the data sets'
+                f'{name!r} is class {numbers[name]} of {shown(source)!r} and class {i} of the '
+                f'data: set metainfo=dict(classes={saved}) in the data sets'
             )
     if not numbers.keys() & {*classes}:
-        _log.warning('%s was trained for classes of other names: %s', checkpoint, saved[:_LISTED])
+        _log.warning('%s was trained for classes of other names: %s', source, saved[:_LISTED])
 
 
 def _say_which(content: Any, held: Sequence[str], source: str) -> None:

@@ -43,11 +43,10 @@ def test_nms_counts_the_last_pixel_with_offset() -> None:
 
 
 @pytest.mark.parametrize('aligned', [True, False])
-@pytest.mark.parametrize('sampling_ratio', [0, 1, 2, 3])
-@pytest.mark.parametrize('channels', [3, 32])
-def test_roi_align_is_torchvision_s(aligned: bool, sampling_ratio: int, channels: int) -> None:
+@pytest.mark.parametrize('sampling_ratio', [0, 2])
+def test_roi_align_is_torchvision_s(aligned: bool, sampling_ratio: int) -> None:
     torch.manual_seed(0)
-    features = torch.randn(3, channels, 15, 17, dtype=torch.float64, requires_grad=True)
+    features = torch.randn(3, 3, 15, 17, dtype=torch.float64, requires_grad=True)
     # Inside, whole, smaller than a cell, across two borders, and beyond the map; none in image 1.
     rois = torch.tensor(
         [
@@ -176,10 +175,7 @@ def test_what_is_not_there_says_what_to_do() -> None:
         ([math.nan, 0, 0, 9, 9], 'box 1 of 2'),
     ],
 )
-@pytest.mark.parametrize('sampling_ratio', [0, 2])
-def test_boxes_that_would_end_the_process(
-    box: list[float], found: str, sampling_ratio: int
-) -> None:
+def test_boxes_that_would_end_the_process(box: list[float], found: str) -> None:
     boxes = torch.tensor([[0, 0, 0, 9, 9], box], dtype=torch.float32)
     with pytest.raises(ValueError, match=f'RoIAlign: .*{found}'):
-        mmcv.ops.roi_align(torch.ones(2, 16, 8, 8), boxes, (2, 2), 0.5, sampling_ratio)
+        mmcv.ops.roi_align(torch.ones(2, 16, 8, 8), boxes, (2, 2), 0.5, 2)

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmvttt.analysis.mixers import mixers_of
+from mmvttt.analysis.mixers import record_mixers
 from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer
 from mmvttt.models.layers.inner_models import SwiGLU
 
 pytest.importorskip('diffusers')
 from mmvttt.models.generation.dit3 import DIT5, DiT3
 
-from .small import SMALL, spread
+from .small import SMALL, model, spread
 
 LATENTS, ONE = torch.randn(2, 4, 6, 10), torch.tensor([1, 2])
 
@@ -63,13 +63,13 @@ def build(mixer, **options) -> DiT3:
 )
 def test_any_mixer_trains_saves_and_loads(mixer, kind: type, written, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = spread(build(mixer, null_class=False))
-    assert {type(block.mixer) for block in model.blocks} == {kind}
-    out = model(LATENTS, ONE, ONE).sample
+    network = spread(build(mixer, null_class=False))
+    assert {type(block.mixer) for block in network.blocks} == {kind}
+    out = network(LATENTS, ONE, ONE).sample
     out.square().sum().backward()
-    for name, parameter in model.named_parameters():
+    for name, parameter in network.named_parameters():
         assert parameter.grad is not None, name
-    model.save_pretrained(tmp_path)
+    network.save_pretrained(tmp_path)
     assert json.loads((tmp_path / 'config.json').read_text())['mixer'] == written
     # A file names mmvttt's own mixers; another is given again.
     foreign = kind in (Constant, Doubled)
@@ -78,7 +78,7 @@ def test_any_mixer_trains_saves_and_loads(mixer, kind: type, written, tmp_path: 
             DiT3.from_pretrained(tmp_path)
     again = DiT3.from_pretrained(tmp_path, **(dict(mixer=mixer) if foreign else {}))
     assert torch.equal(again(LATENTS, ONE, ONE).sample, out)
-    ours = {k: v for k, v in model.config.items() if not k.startswith('_') and k != 'mixer'}
+    ours = {k: v for k, v in network.config.items() if not k.startswith('_') and k != 'mixer'}
     assert ours == {k: again.config[k] for k in ours}
 
 
@@ -118,7 +118,11 @@ def test_bad_options(options: dict, words: str) -> None:
         DiT3(**options)
 
 
-@pytest.mark.parametrize('options', [{}, DIT5, dict(mixer=Constant)])
-def test_the_recorder_finds_them(options: dict) -> None:
-    names = list(mixers_of(DiT3(arch=SMALL, num_classes=3, **options)))
-    assert names == ['blocks.0.mixer', 'blocks.1.mixer']
+@pytest.mark.parametrize('options', [{}, dict(mixer=DIT5['mixer']), dict(mixer=Constant)])
+def test_mixers_of_a_diffusion_model_are_recorded(options: dict) -> None:
+    models = pytest.importorskip('mmvttt.openmmlab.registry', exc_type=ImportError).MODELS
+    network = models.build(model(transformer=options))
+    ran = record_mixers(network, torch.randn(2, 1, 20, 24))
+    assert [r.name for r in ran] == ['transformer.blocks.0.mixer', 'transformer.blocks.1.mixer']
+    assert {r.hw for r in ran} == {(5, 6)}
+    assert all(r.x.shape == (2, 30, 24) and (r.ops or 'mixer' in options) for r in ran)

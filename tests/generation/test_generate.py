@@ -1,5 +1,6 @@
 """tools/generate.py: the same images whatever happens, its files, its errors."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from PIL import Image
 
 from mmvttt.errors import DataError, UsageError
 from mmvttt.openmmlab.apis import generate as api
-from mmvttt.openmmlab.models import diffusion_model
 from mmvttt.openmmlab.models.diffusion_model import DiffusionModel
 from mmvttt.openmmlab.registry import MODELS
 
@@ -127,7 +127,7 @@ def test_batches_of_another_run_are_not_taken(draw: Callable) -> None:
     assert 'is damaged' in draw(*options, '--npz', 'a.npz', error=True)
 
 
-def test_classes_balanced_or_drawn(draw: Callable) -> None:
+def test_classes_balanced_or_drawn() -> None:
     settings = api.Settings(3000, (4, 7, 9))
     assert [settings.class_of(i) for i in range(4)] == [4, 7, 9, 4]
     chosen, again, other = (
@@ -140,9 +140,6 @@ def test_classes_balanced_or_drawn(draw: Callable) -> None:
         # Four standard errors; not a third each.
         assert chosen.count(c) == pytest.approx(1000, abs=4 * (3000 * 2 / 9) ** 0.5)
     assert len({chosen.count(c) for c in (4, 7, 9)}) > 1
-    draw('--classes', 'all', '--count', '20', '--draw-classes', '--npz', 'drawn.npz')
-    draw('--classes', 'all', '--count', '20', '--npz', 'balanced.npz')
-    assert (images('drawn.npz') != images('balanced.npz')).any()
 
 
 def test_autoencoder_and_any_size(draw: Callable, tmp_path: Path) -> None:
@@ -176,11 +173,12 @@ def test_guidance_and_schedulers(draw: Callable) -> None:
         ((), config),
         (('--guidance', '4'), config),
         (('--scheduler', 'dpm++'), config),
+        (('--draw-classes',), config),
         (('--scheduler', 'euler'), flow),
     ):
-        draw('--classes', '1', '2', '--npz', 'a.npz', *options, config=of)
+        draw('--classes', '1', '2', '--count', '3', '--npz', 'a.npz', *options, config=of)
         seen.add(images('a.npz').tobytes())
-    assert len(seen) == 4
+    assert len(seen) == 5
 
 
 def test_measures(draw: Callable) -> None:
@@ -246,19 +244,39 @@ def test_prompts(draw: Callable) -> None:
 
 
 @pytest.mark.parametrize(
-    ('missing', 'call', 'words'),
+    ('missing', 'options', 'extra'),
     [
-        ('transformers', lambda: api.encode_prompts('folder', ['a cat']), 'the text encoders of'),
-        ('diffusers', lambda: MODELS.build(model()), r"pip install 'mmvttt\[gen\]'"),
+        ('transformers', ('--prompt', 'a cat', '--pipeline', 'sd3'), 'sd3'),
+        ('diffusers', ('--classes', '1'), 'gen'),
     ],
 )
 def test_missing_packages(
-    missing: str, call: Callable, words: str, monkeypatch: pytest.MonkeyPatch
+    draw: Callable, tools, missing: str, options: tuple, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (api, diffusion_model):
-        monkeypatch.setattr(module, 'find_spec', lambda name: None if name == missing else True)
-    with pytest.raises(UsageError, match=words):
-        call()
+    draw('--classes', '1')
+    monkeypatch.setitem(sys.modules, missing, None)
+    error = tools.error('generate.py', 'config.py', 'weights.pth', *options, '--device', 'cpu')
+    assert f"error: {missing} is not installed: pip install 'mmvttt[{extra}]'" in error
+
+
+@pytest.mark.parametrize(
+    ('tool', 'options'),
+    [
+        ('export', ['dit3_digits', '--out', 'a.onnx']),
+        ('inspect_model', ['dit3_digits', 'photo.jpg']),
+        ('image_demo', ['dit3_digits', 'weights.pth', 'photo.jpg']),
+    ],
+)
+def test_tools_of_photographs_name_tools_generate(
+    tool: str, options: list[str], tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new('RGB', (8, 8)).save('photo.jpg')
+    error = tools.error(f'{tool}.py', *options)
+    assert 'the config has a diffusion model' in error
+    assert 'tools/generate.py draws' in error
+    assert error.count('\n') == 1
+    assert [path.name for path in tmp_path.iterdir()] == ['photo.jpg']
 
 
 def test_what_is_not_finite_is_no_black_image() -> None:

@@ -1,8 +1,6 @@
 """Distillation: losses as defined, the source untouched, what is new alone first, and a run."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ from PIL import Image
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import UsageError
 from mmvttt.models.backbones import TimmViT
+from mmvttt.openmmlab.apis.train import train
 from mmvttt.openmmlab.registry import MODELS
 
 from ..models.test_distillation import OPTIONS, source_and_twin
@@ -41,36 +40,25 @@ def test_a_run_and_its_twin(tmp_path: Path) -> None:
         'randomness = dict(seed=0)\n'
     )
 
-    def train(name: str, *more: str) -> dict:
-        command = [sys.executable, str(ROOT / 'tools/train.py'), str(tmp_path / 'tiny.py')]
-        run = subprocess.run(
-            [*command, '--work-dir', str(tmp_path / name), *more],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert run.returncode == 0, run.stderr[-2000:]
-        assert 'explained_last' in run.stdout + run.stderr
+    def run(name: str, mean: float, resume: str | None = None) -> dict:
+        # timm's file beside the weights; the config has ImageNet's values.
+        content = dict(mean=[mean, 0.456, 0.406], std=[0.229, 0.224, 0.225])
+        (tmp_path / 'config.json').write_text(json.dumps(dict(pretrained_cfg=content)))
+        work_dir = tmp_path / name
+        options = {'experiment_name': f'{tmp_path.name}_{name}'}
+        train(tmp_path / 'tiny.py', work_dir=str(work_dir), resume=resume, cfg_options=options)
+        log = ''.join(p.read_text() for p in work_dir.glob('*/*.log'))
+        assert 'explained_last' in log
         for network in ('backbone', 'source'):
-            words = f'weights of {network} were trained on images of mean=[127.5, 127.5, 127.5]'
-            assert (words in run.stdout + run.stderr) == (mean[0] == 0.5)
-        return torch.load(tmp_path / name / 'iter_4.pth', weights_only=False)['state_dict']
+            words = f'weights of {network} were trained on images of mean=[127.5, 116.28, 103.53]'
+            assert (words in log) == (mean == 0.5)
+        return torch.load(work_dir / 'iter_4.pth', weights_only=False)['state_dict']
 
-    # timm's file beside the weights; the config has ImageNet's values.
-    mean, std = [0.5, 0.5, 0.5], [0.229, 0.224, 0.225]
-    beside = tmp_path / 'config.json'
-    beside.write_text(json.dumps(dict(pretrained_cfg=dict(mean=mean, std=std))))
-    whole = train('a')
-    mean = [0.485, 0.456, 0.406]
-    beside.write_text(json.dumps(dict(pretrained_cfg=dict(mean=mean, std=std))))
-    resumed = tmp_path / 'b'
-    resumed.mkdir()
-    (resumed / 'iter_2.pth').write_bytes((tmp_path / 'a' / 'iter_2.pth').read_bytes())
-    again = train('b', '--resume', str(resumed / 'iter_2.pth'))
+    whole, again = run('a', 0.5), run('b', 0.485, str(tmp_path / 'a' / 'iter_2.pth'))
     assert all(torch.equal(whole[n], again[n]) for n in whole)
-    own = source.state_dict()
-    assert all(torch.equal(whole[f'source.{n}'], w) for n, w in own.items())
-    assert not all(torch.equal(whole[f'backbone.{n}'], w) for n, w in own.items())
+    before = source.state_dict()
+    assert all(torch.equal(whole[f'source.{n}'], w) for n, w in before.items())
+    assert not all(torch.equal(whole[f'backbone.{n}'], w) for n, w in before.items())
     twin = TimmViT(**OPTIONS, linearize=dict())
     report = load_pretrained(twin, tmp_path / 'a' / 'iter_4.pth')
     assert not report.missing

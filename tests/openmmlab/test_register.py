@@ -46,19 +46,18 @@ def test_the_table_is_complete() -> None:
 
 @every_type
 def test_it_is_the_library_s_class_and_a_base_module(name: str) -> None:
-    model = build(name)
+    model, config = build(name), copy.deepcopy(CONFIGS[name])
     assert type(model) is MODELS.get(name) is getattr(register, name)
     assert isinstance(model, BaseModule)
-    assert isinstance(model, {**OWN, **MIXERS}[name])
-    model.init_weights()
-
-
-@every_type
-def test_state_dict_names_are_the_library_s(name: str) -> None:
-    config = copy.deepcopy(CONFIGS[name])
     kind = {**OWN, **MIXERS}[config.pop('type').removeprefix('mmvttt.')]
-    own = {n: tuple(w.shape) for n, w in kind(**config).state_dict().items()}
-    assert {n: tuple(w.shape) for n, w in build(name).state_dict().items()} == own
+    assert isinstance(model, kind)
+    model.init_weights()
+    shapes = {n: tuple(w.shape) for n, w in kind(**config).state_dict().items()}
+    assert {n: tuple(w.shape) for n, w in model.state_dict().items()} == shapes
+    copied = pickle.loads(pickle.dumps(model))
+    assert type(copied) is type(model)
+    for key, weight in model.state_dict().items():
+        assert torch.equal(copied.state_dict()[key], weight), key
 
 
 @every_type
@@ -72,15 +71,6 @@ def test_init_cfg_loads(name: str, tmp_path: Path) -> None:
     model.init_weights()
     for key, weight in source.state_dict().items():
         assert torch.equal(model.state_dict()[key], weight), key
-
-
-@every_type
-def test_it_is_pickled(name: str) -> None:
-    model = build(name)
-    copied = pickle.loads(pickle.dumps(model))
-    assert type(copied) is type(model)
-    for key, weight in model.state_dict().items():
-        assert torch.equal(copied.state_dict()[key], weight), key
 
 
 @every_type

@@ -30,7 +30,6 @@ from mmvttt.checkpoints.read import read_weights
 from mmvttt.convert import convert_checkpoint
 from mmvttt.errors import CheckpointError
 from mmvttt.openmmlab.apis.evaluate import evaluate
-from mmvttt.openmmlab.apis.inference import _dataset_meta
 from mmvttt.openmmlab.apis.train import train
 from mmvttt.openmmlab.compat.checkpoints import load_safely
 from mmvttt.openmmlab.register import FromLibrary
@@ -217,7 +216,6 @@ DOORS: dict[str, Callable[[Path, dict], Any]] = {
     'resume auto': _resume_latest,
     'evaluate': lambda path, tiny: evaluate(checkpoint=path, **tiny),
     'convert': lambda path, _: convert_checkpoint(path, path.with_name('out.pth')),
-    'demo': lambda path, _: _dataset_meta(str(path)),
     'inferencer': lambda path, _: Inferencer(dict(model=dict(type='TinyModel')), str(path)),
     'timm': _timm,
 }

@@ -30,7 +30,7 @@ from mmvttt.analysis.probe import (
 from mmvttt.arguments import check_new_folder
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.checkpoints.read import read_weights, saved_classes
+from mmvttt.checkpoints.read import named_tensors, read_content, saved_classes
 from mmvttt.errors import UsageError
 from mmvttt.named_model import read_picture
 
@@ -211,10 +211,13 @@ def _head(
     checkpoint: str | None, key: str | None, classes: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Weight and bias of the linear head of a checkpoint, for these classes by their names."""
-    names = (saved_classes(checkpoint) if checkpoint else None) or ()
-    if checkpoint is None or not {*classes} <= {*names}:
+    if checkpoint is None:
         return None
-    weights = read_weights(checkpoint, key=key)
+    content = read_content(checkpoint)
+    names = saved_classes(content) or ()
+    if not {*classes} <= {*names}:
+        return None
+    weights = named_tensors(content, checkpoint, key=key)
     rows = [names.index(name) for name in classes]
     for name in ('head.fc', 'head'):
         weight, bias = (weights.get(f'{name}.{part}') for part in ('weight', 'bias'))

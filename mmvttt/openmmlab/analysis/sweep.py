@@ -31,10 +31,6 @@ RESULT = 'result.json'
 _TIMES = ('begin', 'end', 'T_max', 'milestones')
 
 
-class OtherSweepError(UsageError):
-    """A folder has results of another sweep."""
-
-
 @dataclass(frozen=True)
 class Variant:
     """One point of a sweep.
@@ -74,13 +70,9 @@ class Run:
 
 
 def variants_of(configs: Sequence[str], over: Mapping[str, Any]) -> list[Variant]:
-    """Returns every combination of configs and options' values, in order.
+    """Returns every combination of configs and of options' values, which are lists or single ones.
 
     Their names are the config's, if there are several, and the last words of the keys with values.
-
-    Args:
-        configs: Names or paths.
-        over: Dotted keys and lists of values; a value that is not a list is a list of one.
 
     Raises:
         UsageError: Two have the same name.
@@ -128,13 +120,7 @@ def require_buildable(variants: Sequence[Variant], options: Mapping | None) -> N
 def cost_of(
     variant: Variant, options: Mapping | None, size: tuple[int, int] | None = None
 ) -> tuple[int, float | None]:
-    """Counts parameters and GFLOPs of a variant.
-
-    Args:
-        variant: Its model is counted.
-        options: Further options of the config.
-        size: Height and width of the image; None for the size of the papers.
-    """
+    """Counts parameters and GFLOPs of a variant, for an image of (height, width) or the papers'."""
     named = find_model(variant.config, {**(options or {}), **variant.options}, weightless=True)
     params = sum(p.numel() for p in named.model.parameters())
     try:
@@ -164,11 +150,7 @@ def setting_of(variant: Variant, options: Mapping | None, steps: int | None) -> 
 
 
 def saved_run(folder: Path, setting: Mapping[str, Any]) -> Run | None:
-    """Result of a training in its folder, if it has ended.
-
-    Args:
-        folder: The training's.
-        setting: The training's config, options and steps.
+    """Result of a training with these settings in its folder, if it has ended.
 
     Raises:
         UsageError: It is of another sweep, or damaged.
@@ -186,7 +168,7 @@ def saved_run(folder: Path, setting: Mapping[str, Any]) -> Run | None:
             'writes it again'
         ) from None
     if of != setting:
-        raise OtherSweepError(f'{folder} is of another sweep: give another --out, or remove it')
+        raise UsageError(f'{folder} is of another sweep: give another --out, or remove it')
     return run
 
 
@@ -209,41 +191,27 @@ def result_of(variant: Variant, seed: int, folder: Path, cost: tuple[int, float 
     )
 
 
-def table_of(
-    runs: Sequence[Run],
-    variants: Sequence[Variant],
-    metric: str | None,
-) -> str:
-    """A Markdown table: a row for each variant, mean ± standard deviation over the seeds.
+def table_of(runs: Sequence[Run], variants: Sequence[Variant], metric: str | None) -> str:
+    """A Markdown table with a row for each variant that ran, mean ± deviation over the seeds.
 
-    Args:
-        runs: Runs of the variants; a variant without runs is left out.
-        variants: Variants in the order of the rows.
-        metric: Name of the evaluated metric; None for the first that every run has.
+    `metric` is the name of an evaluated metric; None for the first that every run has.
     """
     shown = metric or main_metric(runs)
-    header = [
-        'variant',
-        'seeds',
-        shown or 'metric',
-        'last loss',
-        'parameters',
-        'GFLOPs',
-        'ms / step',
-    ]
+    header = ['variant', 'seeds', shown or 'metric', 'last loss', 'parameters', 'GFLOPs']
+    header.append('ms / step')
     rows = []
     for variant in variants:
-        own = [run for run in runs if run.variant == variant.name]
-        if not own:
+        group = [run for run in runs if run.variant == variant.name]
+        if not group:
             continue
         row = [
             variant.name,
-            str(len(own)),
-            _spread([run.metrics.get(shown) for run in own], '{:.3g}'),
-            _spread([run.loss for run in own], '{:.3f}'),
-            f'{own[0].params / 1e6:.2f} M',
-            '' if own[0].gflops is None else f'{own[0].gflops:.2f}',
-            _spread([run.step_ms for run in own], '{:.0f}'),
+            str(len(group)),
+            _spread([run.metrics.get(shown) for run in group], '{:.3g}'),
+            _spread([run.loss for run in group], '{:.3f}'),
+            f'{group[0].params / 1e6:.2f} M',
+            '' if group[0].gflops is None else f'{group[0].gflops:.2f}',
+            _spread([run.step_ms for run in group], '{:.0f}'),
         ]
         rows.append(row)
     lines = [header, ['---', *['---:'] * (len(header) - 1)], *rows]
@@ -275,11 +243,11 @@ def _short(value: Any) -> str:
 
 
 def _spread(values: Sequence[float | None], style: str) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return ''
-    middle = style.format(mean(known))
-    return f'{middle} ± {style.format(stdev(known))}' if len(known) > 1 else middle
+    middle = style.format(mean(numbers))
+    return f'{middle} ± {style.format(stdev(numbers))}' if len(numbers) > 1 else middle
 
 
 def _set_length(cfg: Config, steps: int) -> None:

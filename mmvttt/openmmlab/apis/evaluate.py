@@ -1,9 +1,8 @@
-"""Testing from a config, for every toolbox: what tools/test.py calls."""
+"""Testing from a config, for every toolbox, as tools/test.py does."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 
 from mmvttt.arguments import check_new_file, check_new_folder
-from mmvttt.checkpoints.read import require_same_classes
+from mmvttt.checkpoints.read import read_content, require_same_classes
 from mmvttt.deploy.cuda_graph import replay_cuda_graph
 from mmvttt.deploy.runtime import open_exported
 from mmvttt.errors import UsageError
@@ -25,61 +24,6 @@ from .read_config import existing, read_config
 from .train import build_runner
 
 _NEEDED = ('model', 'test_dataloader', 'test_cfg', 'test_evaluator')
-
-
-@dataclass(frozen=True)
-class ModelPredictor:
-    """Predicts with the model, as it is or faster.
-
-    Attributes:
-        amp: See `evaluate`.
-        cuda_graph: See `evaluate`.
-    """
-
-    amp: bool = False
-    cuda_graph: bool = False
-
-    def prepare(self, cfg: Config) -> None:
-        """Changes the config before anything is built."""
-
-    def install(self, runner: Runner) -> None:
-        """Changes how the built model predicts."""
-        if self.amp:
-            autocast_backbone(runner.model)
-        if self.cuda_graph:
-            replay_cuda_graph(backbone_for(runner.model, '--cuda-graph'))
-
-
-class VersionsPredictor(ModelPredictor):
-    """Merges the model's predictions for versions of an image."""
-
-    def prepare(self, cfg: Config) -> None:
-        """See `enable_tta`."""
-        enable_tta(cfg)
-
-
-@dataclass(frozen=True)
-class FilePredictor:
-    """Predicts with an exported file in the model's place.
-
-    Attributes:
-        path: See `evaluate`.
-        amp: OpenVINO computes in bf16.
-    """
-
-    path: str | os.PathLike[str]
-    amp: bool = False
-
-    def prepare(self, cfg: Config) -> None:
-        """A file needs nothing of the config."""
-
-    def install(self, runner: Runner) -> None:
-        """See `run_file`."""
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        exported = open_exported(self.path, 'bfloat16' if self.amp else 'float32')
-        dataset = runner.test_dataloader.dataset
-        for part in getattr(dataset, 'datasets', [dataset]):
-            run_file(model, part.pipeline.transforms, exported)
 
 
 def evaluate(
@@ -120,7 +64,10 @@ def evaluate(
             meant.
         CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
     """
-    predictor = _predictor(tta, amp, cuda_graph, file)
+    if cuda_graph and not torch.cuda.is_available():
+        raise UsageError('--cuda-graph: torch sees no CUDA GPU here; leave it out')
+    if file is not None and (tta or cuda_graph):
+        raise UsageError('a file predicts as it was exported: leave out --tta and --cuda-graph')
     cfg = read_config(config, _NEEDED, **config_args)
     for folder in filter(None, (cfg.work_dir, show_dir, mistakes)):
         check_new_folder(folder)
@@ -138,13 +85,19 @@ def evaluate(
             )
         show_predictions(cfg, show_dir)
     metrics = [] if out is None else [_dump(scope, out)]
-    predictor.prepare(cfg)
+    if tta:
+        enable_tta(cfg)
     check_data(cfg, ('test',))
-    runner = build_runner(cfg)
-    require_weights(runner, cfg.load_from, whole=True)
+    runner, content = build_runner(cfg), read_content(cfg.load_from)
+    require_weights(runner, content, cfg.load_from, whole=True)
     metainfo = getattr(runner.test_dataloader.dataset, 'metainfo', {})
-    require_same_classes(cfg.load_from, metainfo.get('classes'))
-    predictor.install(runner)
+    require_same_classes(content, cfg.load_from, metainfo.get('classes'))
+    if file is not None:
+        predict_by_file(runner, file, 'bfloat16' if amp else 'float32')
+    elif amp:
+        autocast_backbone(runner.model)
+    if cuda_graph:
+        replay_cuda_graph(backbone_for(runner.model, '--cuda-graph'))
     if mistakes is not None:
         from ..analysis.mistakes import Mistakes
 
@@ -155,22 +108,19 @@ def evaluate(
     return runner.test()
 
 
-def _predictor(
-    tta: bool, amp: bool, cuda_graph: bool, file: str | os.PathLike[str] | None
-) -> ModelPredictor | FilePredictor:
-    if cuda_graph and not torch.cuda.is_available():
-        raise UsageError('--cuda-graph: torch sees no CUDA GPU here; leave it out')
-    if file is None:
-        return (VersionsPredictor if tta else ModelPredictor)(amp, cuda_graph)
-    if tta or cuda_graph:
-        raise UsageError('a file predicts as it was exported: leave out --tta and --cuda-graph')
-    return FilePredictor(file, amp)
+def predict_by_file(runner: Runner, file: str | os.PathLike[str], dtype: str) -> None:
+    """Makes an exported file predict in place of a runner's model, see `run_file`."""
+    model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+    exported = open_exported(file, dtype)
+    dataset = runner.test_dataloader.dataset
+    for part in getattr(dataset, 'datasets', [dataset]):
+        run_file(model, part.pipeline.transforms, exported)
 
 
 def enable_tta(cfg: Config) -> None:
-    """Merges the predictions for versions of an image, as the config's own two entries say.
+    """Makes a config merge the predictions for versions of an image (test-time augmentation).
 
-    `tta_pipeline` makes the versions and `tta_model` merges them: of detectors the boxes alone.
+    Its `tta_pipeline` makes the versions and its `tta_model` merges them, of detectors only boxes.
 
     Raises:
         UsageError: The config lacks one of them, or measures masks of a detector.
@@ -186,7 +136,7 @@ def enable_tta(cfg: Config) -> None:
     measured = evaluator.get('metric') if isinstance(evaluator, dict) else None
     if cfg.get('default_scope') == 'mmdet' and 'segm' in (measured or ()):
         raise UsageError(
-            '--tta merges boxes and no masks; measure boxes alone, with --cfg-options '
+            '--tta merges boxes and no masks; measure only boxes, with --cfg-options '
             'test_evaluator.metric=bbox'
         )
     cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline

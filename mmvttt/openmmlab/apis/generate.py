@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +29,22 @@ from mmvttt.errors import DataError, MissingDataError, UsageError
 from mmvttt.models.generation.sampling import image_generator, sampling_scheduler
 
 from ..datasets.latents import digest_tensors
-from ..models.diffusion_model import DiffusionModel, require_diffusers
+from ..models.diffusion_model import DiffusionModel
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Which images, and how they are made. Two runs with the same settings make the same images.
+    """Two runs with the same settings make the same images.
 
     Attributes:
         count: Number of images.
         classes: Image i is of class `classes[i % len(classes)]`; empty for a model of prompts.
-        steps: Steps of the scheduler.
-        guidance: 1 for none; see `DiffusionModel.denoise`.
-        guided: 'all' channels, or the first 'three'.
-        scheduler: See `sampling_scheduler`; None for the training's.
+        steps, guidance, guided, scheduler: See `DiffusionModel.draw`.
         seed: Seed of all images.
         size: (height, width) of the latents; None for the training's.
-        batch_size: Images at a time. Its last bits depend on it, the images otherwise do not.
+        batch_size: Images at a time, on which only their last bits depend.
         draw_classes: Whether each image's class is drawn from `classes` at random, as in the
-            authors' evaluation of DiT; by default all have the same number of images.
+            authors' evaluation of DiT.
     """
 
     count: int
@@ -82,10 +78,9 @@ def load_generator(
         converted with `ema`.
 
     Raises:
-        UsageError: diffusers is missing, or the config has no diffusion model.
+        UsageError: The config has no diffusion model.
         CheckpointError: The checkpoint cannot be read, or does not have all the model's weights.
     """
-    require_diffusers()
     init_default_scope(cfg.get('default_scope') or 'mmengine')
     model = MODELS.build(cfg.model)
     if not isinstance(model, DiffusionModel):
@@ -107,10 +102,8 @@ def load_autoencoder(folder: str | os.PathLike[str], device: torch.device | str 
     """diffusers' `AutoencoderKL` of a folder; nothing is downloaded.
 
     Raises:
-        UsageError: diffusers is missing.
         MissingDataError: There is no autoencoder in the folder.
     """
-    require_diffusers()
     from diffusers import AutoencoderKL
 
     if not (Path(folder) / 'config.json').is_file():
@@ -136,17 +129,9 @@ def read_prompts(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 def encode_prompts(
     pipeline: str | os.PathLike[str], prompts: Sequence[str], device: torch.device | str = 'cpu'
 ) -> dict[str, Tensor]:
-    """Embeds prompts, and an empty one, by the text encoders in a folder of Stable Diffusion 3.
-
-    Raises:
-        UsageError: transformers is missing.
-    """
-    require_diffusers()
-    if find_spec('transformers') is None:
-        raise UsageError(
-            '--prompt needs the text encoders of transformers, which is missing: pip install '
-            'transformers sentencepiece, or give --prompts FILE.npz of embedded prompts'
-        )
+    """Embeds prompts, and an empty one, by the text encoders in a folder of Stable Diffusion 3."""
+    # Without transformers diffusers has a placeholder, whose error is longer.
+    import transformers  # noqa: F401
     from diffusers import StableDiffusion3Pipeline
 
     encoders = StableDiffusion3Pipeline.from_pretrained(
@@ -178,9 +163,9 @@ def generate(
         model: See `load_generator`.
         settings: Which images.
         folder: Where they go, `(B, H, W, 3)` a file. Its name has a digest of the model, settings
-            and prompts: images of another run are not taken for those of this one.
+            and prompts, so that images of another run are not taken for this one's.
         autoencoder: Decodes latents; None for a model of pixels.
-        prompts: What the transformer is told about each prompt, `(P, …)` by name: image i is of
+        prompts: Embeddings of the prompts, `(P, …)` by the transformer's arguments: image i is of
             prompt i % P. `null_…` are the same for no prompt, `(1, …)`.
 
     Returns:
@@ -191,7 +176,7 @@ def generate(
             condition; or the scheduler does not fit.
         DataError: An image is not finite.
     """
-    told, nothing = _conditions(model, settings, prompts)
+    conditions, nulls = _conditions(model, settings, prompts)
     sampling_scheduler(model.scheduler, settings.scheduler)
     config = model.transformer.config
     shape = (config.in_channels, *(settings.size or (config.sample_size,) * 2))
@@ -214,17 +199,11 @@ def generate(
     for file, indices in track(missing, 'drawing', **bar):
         condition, null = (
             {n: v[[i % len(v) for i in indices]].to(device) for n, v in tensors.items()}
-            for tensors in (told, nothing)
+            for tensors in (conditions, nulls)
         )
         latents = model.draw(
-            condition,
-            null,
-            shape,
-            [image_generator(settings.seed, i) for i in indices],
-            settings.steps,
-            settings.guidance,
-            settings.guided,
-            settings.scheduler,
+            *(condition, null, shape, [image_generator(settings.seed, i) for i in indices]),
+            *(settings.steps, settings.guidance, settings.guided, settings.scheduler),
         )
         content = io.BytesIO()
         np.save(content, _pixels(latents, autoencoder, indices))
@@ -249,7 +228,7 @@ def read_images(files: Sequence[Path]) -> np.ndarray:
 
 
 def write_npz(images: np.ndarray, path: str | os.PathLike[str]) -> None:
-    """Writes `arr_0`, `(N, H, W, 3)` uint8: what ADM's evaluator reads."""
+    """Writes `arr_0`, `(N, H, W, 3)` uint8, as ADM's evaluator reads it."""
     content = io.BytesIO()
     np.savez(content, images)
     write_whole(path, content.getvalue())
@@ -258,13 +237,7 @@ def write_npz(images: np.ndarray, path: str | os.PathLike[str]) -> None:
 def write_grid(
     images: np.ndarray, path: str | os.PathLike[str], columns: int | None = None
 ) -> None:
-    """Writes images `(N, H, W, 3)` in a grid, small ones enlarged to 32 pixels or more.
-
-    Args:
-        images: The images, row by row.
-        path: The picture to write.
-        columns: Images of a row; None for a square grid.
-    """
+    """Writes images `(N, H, W, 3)` row by row, small ones enlarged to 32 pixels or more."""
     times = -(-32 // min(images.shape[1:3]))
     pictures = torch.from_numpy(images.repeat(times, 1).repeat(times, 2)).permute(0, 3, 1, 2)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -277,14 +250,14 @@ def _conditions(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Conditions of all images, and null conditions: tensors whose rows take turns."""
     if prompts is not None:
-        told = {n: v for n, v in prompts.items() if not n.startswith('null_')}
-        nothing = {n.removeprefix('null_'): v for n, v in prompts.items() if n.startswith('null_')}
-        if settings.guidance != 1 and set(nothing) != set(told):
+        given = {n: v for n, v in prompts.items() if not n.startswith('null_')}
+        nulls = {n.removeprefix('null_'): v for n, v in prompts.items() if n.startswith('null_')}
+        if settings.guidance != 1 and set(nulls) != set(given):
             raise UsageError(
-                f'guidance={settings.guidance} needs null_{", null_".join(told)} among the '
-                'prompts: what the text encoders make of an empty prompt'
+                f'guidance={settings.guidance} needs null_{", null_".join(given)} among the '
+                'prompts, the embeddings of an empty prompt'
             )
-        return told, nothing
+        return given, nulls
     count, null = model.num_classes, model.null_class
     if count is None:
         raise UsageError('the model draws prompts: give --prompts, not --classes')
@@ -295,9 +268,8 @@ def _conditions(
             f'class {bad[0]} does not exist: the model has the classes 0 to {count - 1}'
         )
     labels = torch.tensor([settings.class_of(i) for i in range(settings.count)])
-    return dict(class_labels=labels), (
-        {} if null is None else dict(class_labels=torch.tensor([null]))
-    )
+    nulls = {} if null is None else dict(class_labels=torch.tensor([null]))
+    return dict(class_labels=labels), nulls
 
 
 def _digest(
@@ -306,15 +278,15 @@ def _digest(
     autoencoder: Any,
     prompts: Mapping[str, Tensor] | None,
 ) -> str:
-    """Digest of all that an image depends on; how many there are is not among it."""
-    told: list[Any] = [{**asdict(settings), 'count': None}, type(model.loss).__name__]
+    """Digest of everything that an image depends on, which the number of images is not."""
+    facts: list[Any] = [{**asdict(settings), 'count': None}, type(model.loss).__name__]
     for part in (model.scheduler, model.transformer, autoencoder):
         if part is not None:
             # Names with an underscore say where a config was read.
-            told.append({k: v for k, v in part.config.items() if not k.startswith('_')})
-            told.append(digest_tensors(part.state_dict()) if hasattr(part, 'state_dict') else None)
-    told.append(digest_tensors(prompts or {}))
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
+            facts.append({k: v for k, v in part.config.items() if not k.startswith('_')})
+            facts.append(digest_tensors(part.state_dict()) if hasattr(part, 'state_dict') else None)
+    facts.append(digest_tensors(prompts or {}))
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _require_finite(images: Tensor, indices: Sequence[int], where: str) -> None:

@@ -14,25 +14,21 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from mmvttt.errors import MissingDataError, UsageError
 from mmvttt.models.generation.measures import frechet_distance, inception_score, precision_recall
 
-# Pixels that a Fréchet distance can be of: 64×64 in three colours.
+# Features of 64×64 pixels: a Fréchet distance needs the covariances of all pairs.
 _MOST_FEATURES = 64 * 64 * 3
-# Images that a network gets at a time.
+# Images of a forward pass.
 _BATCH = 64
 
 
 def load_network(path: str | os.PathLike[str], option: str = '--features') -> nn.Module:
-    """Loads a network saved by `torch.export.save`, in which the number of images B is dynamic.
-
-    Args:
-        path: The file. The network takes images `(B, 3, H, W)` in [0, 1].
-        option: The command line's option, for errors.
+    """Loads a network of images `(B, 3, H, W)` in [0, 1], with a dynamic B, of `torch.export.save`.
 
     Raises:
         MissingDataError: There is no such file.
         UsageError: It is another kind of file.
     """
     if not Path(path).is_file():
-        raise MissingDataError(f'{option} {os.fspath(path)!r} is no file: give a .pt2 file')
+        raise MissingDataError(f'{option} {os.fspath(path)!r} is not a file: give a .pt2 file')
     try:
         return torch.export.load(path).module()
     except Exception as error:
@@ -46,12 +42,11 @@ def load_network(path: str | os.PathLike[str], option: str = '--features') -> nn
 def require_reference(
     reference: str | os.PathLike[str], pixels: tuple[int, int] | None = None
 ) -> None:
-    """Checks a reference before images are drawn.
+    """Checks the reference of `measure` before images are drawn.
 
     Args:
         reference: See `measure`.
-        pixels: (height, width) of the images, if their pixels are the features. A Fréchet distance
-            needs the covariance of all pairs of features.
+        pixels: (height, width) of the images, if their pixels are the features.
 
     Raises:
         MissingDataError: There is no such reference.
@@ -73,12 +68,10 @@ def require_reference(
 def score(images: np.ndarray, classifier: nn.Module) -> float:
     """Inception score of images `(N, H, W, 3)` uint8, in splits of 5000 as in ADM's evaluator.
 
-    Args:
-        images: The images.
-        classifier: Images `(B, 3, H, W)` in [0, 1] → probabilities `(B, K)`.
+    The classifier maps images `(B, 3, H, W)` in [0, 1] to probabilities `(B, K)`.
 
     Raises:
-        UsageError: The rows of the classifier are not probabilities.
+        UsageError: The classifier's rows are not probabilities.
     """
     return inception_score(_features(images, classifier), split_size=5000)
 

@@ -16,7 +16,7 @@ from mmengine.registry import init_default_scope
 from PIL import Image, ImageOps
 
 from mmvttt.checkpoints.load import require_whole
-from mmvttt.checkpoints.read import read_content, read_weights
+from mmvttt.checkpoints.read import named_tensors, read_content
 from mmvttt.checkpoints.sources import without_password
 from mmvttt.deploy.runtime import open_exported
 from mmvttt.errors import UsageError
@@ -82,16 +82,12 @@ def show_images(
     out_dir: str | os.PathLike[str],
     score_thr: float = 0.5,
 ) -> Iterator[tuple[Prediction, Path]]:
-    """Writes a picture of the prediction for each photograph: boxes and masks, labels, or a class.
+    """Writes a picture of the prediction for each image file into a folder, made if missing.
 
-    Args:
-        predictor: See `open_model`.
-        images: Files.
-        out_dir: Folder of the pictures, made if missing.
-        score_thr: Boxes with a lower score are left out.
+    Boxes with a score below `score_thr` are left out.
 
     Raises:
-        UsageError: A file is no image, or a picture would be written over a file.
+        UsageError: See `require_images`.
     """
     require_images(images, out_dir)
     for image in images:
@@ -106,7 +102,7 @@ def require_images(
     """Checks the files of `show_images` without a model.
 
     Raises:
-        UsageError: A file is no image, or a picture would be written over a file.
+        UsageError: A file is not an image, or a picture would be written over a file.
     """
     for image in images:
         if not Path(image).is_file():
@@ -126,17 +122,10 @@ def require_images(
 
 
 def require_image(path: str | os.PathLike[str], max_pixels: int | None = None) -> None:
-    """Refuses a file that is no image, is damaged or has too many pixels.
+    """Raises a UsageError if a file is not an image, is damaged or has more than `max_pixels`.
 
     The content decides about the format, not the name. Formats for which Pillow would start another
     program (EPS) are refused.
-
-    Args:
-        path: A file.
-        max_pixels: Height times width of the largest image; None for no limit.
-
-    Raises:
-        UsageError: The file is refused.
     """
     if max_pixels is not None:
         try:
@@ -220,12 +209,13 @@ def open_model(
     """
     scope = _require_scope(config)
     # Toolboxes log it.
-    checkpoint = without_password(os.fspath(checkpoint))
-    # Before the toolboxes stumble over what is no checkpoint.
-    weights = read_weights(checkpoint)
+    source = without_password(os.fspath(checkpoint))
+    # The errors of the toolboxes for another file do not name it.
+    content = read_content(source)
+    weights = named_tensors(content, source)
     init_default_scope(scope)
-    predictor = _PREDICTORS[scope](config, os.fspath(checkpoint), device)
-    require_whole(predictor.run.model, weights, os.fspath(checkpoint))
+    predictor = _PREDICTORS[scope](config, source, device, _dataset_meta(content))
+    require_whole(predictor.run.model, weights, source)
     if file is not None:
         exported = open_exported(file, 'bfloat16' if amp else 'float32')
         run_file(predictor.run.model, predictor.run.pipeline.transforms, exported)
@@ -278,7 +268,7 @@ class Predictor:
 
 
 class _Detector(Predictor):
-    def __init__(self, config: Config, checkpoint: str, device: str) -> None:
+    def __init__(self, config: Config, checkpoint: str, device: str, meta: Mapping) -> None:
         from mmdet.apis import DetInferencer
 
         self.run = DetInferencer(config, checkpoint, device=device, show_progress=False)
@@ -306,11 +296,10 @@ class _Detector(Predictor):
 
 
 class _Segmentor(Predictor):
-    def __init__(self, config: Config, checkpoint: str, device: str) -> None:
+    def __init__(self, config: Config, checkpoint: str, device: str, meta: Mapping) -> None:
         from mmseg.apis import MMSegInferencer
 
         # By itself it would name and paint the classes of Cityscapes.
-        meta = _dataset_meta(checkpoint)
         heads = config.model.decode_head
         # The last head of a cascade, such as OCRNet's, decides.
         count = (heads if isinstance(heads, Mapping) else heads[-1]).num_classes
@@ -337,7 +326,7 @@ class _Segmentor(Predictor):
 
 
 class _Classifier(Predictor):
-    def __init__(self, config: Config, checkpoint: str, device: str) -> None:
+    def __init__(self, config: Config, checkpoint: str, device: str, meta: Mapping) -> None:
         from mmpretrain import ImageClassificationInferencer
         from mmpretrain.visualization import UniversalVisualizer
 
@@ -361,7 +350,7 @@ class _Classifier(Predictor):
         return Prediction(names, scores, None, None, None, lines, draw)
 
 
-_PREDICTORS: dict[str, Callable[[Config, str, str], Predictor]] = {
+_PREDICTORS: dict[str, Callable[[Config, str, str, Mapping], Predictor]] = {
     'mmdet': _Detector,
     'mmseg': _Segmentor,
     'mmpretrain': _Classifier,
@@ -399,12 +388,11 @@ def _drawn(visualizer: Any, image: np.ndarray, sample: Any, **options: Any) -> n
     return visualizer.get_image()
 
 
-def _dataset_meta(checkpoint: str | os.PathLike[str]) -> dict[str, Any]:
+def _dataset_meta(content: Any) -> Mapping:
     """Names and colours of the classes in a checkpoint; the toolboxes do not check them."""
-    content = read_content(checkpoint)
     meta = content.get('meta') if isinstance(content, Mapping) else None
-    found = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
-    return dict(found) if isinstance(found, Mapping) else {}
+    classes = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
+    return classes if isinstance(classes, Mapping) else {}
 
 
 def _palette(count: int) -> list[list[int]]:

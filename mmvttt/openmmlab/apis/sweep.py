@@ -33,23 +33,15 @@ from .train import train
 def train_variant(
     folder: str, variant: Mapping[str, Any], options: Mapping | None, steps: int | None, seed: int
 ) -> None:
-    """Trains a variant, or resumes it, counts its cost, and writes the result.
-
-    Args:
-        folder: Work directory of the training.
-        variant: Fields of a `Variant`.
-        options: Further options of the config.
-        steps: Length of the training; None for the config's.
-        seed: Of all random numbers.
-    """
-    place, made = Path(folder), Variant(**variant)
+    """Trains a variant, given by its fields, or resumes it; writes the result with its cost."""
+    work_dir, made = Path(folder), Variant(**variant)
     cfg = config_of(made, options, steps)
-    config = place / 'config.py'
+    config = work_dir / 'config.py'
     cfg.dump(config)
     train(config, resume='auto', seed=seed, work_dir=folder)
-    run = result_of(made, seed, place, cost_of(made, options, evaluated_size(cfg)))
+    run = result_of(made, seed, work_dir, cost_of(made, options, evaluated_size(cfg)))
     saved = dict(asdict(run), setting=setting_of(made, options, steps))
-    write_whole(place / RESULT, json.dumps(saved).encode())
+    write_whole(work_dir / RESULT, json.dumps(saved).encode())
 
 
 if __name__ == '__main__':

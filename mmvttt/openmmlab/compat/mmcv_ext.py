@@ -17,8 +17,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .mmcv_roi_align import roi_align_gradient
-
 EXT = 'mmcv._ext'
 
 
@@ -53,15 +51,9 @@ def roi_align_forward(
 def roi_align_backward(*tensors: Tensor, **options: Any) -> None:
     """Writes the gradient `(N, C, H, W)` of RoIAlign's input to the last of the tensors."""
     grad_output, rois, *_, grad_input = tensors
-    if grad_output.is_cpu and options['sampling_ratio'] > 0:
-        grad_output, rois = widened(grad_output, rois)
-        names = ('spatial_scale', 'sampling_ratio', 'aligned')
-        found = roi_align_gradient(
-            grad_output, rois, grad_input.shape, **{name: options[name] for name in names}
-        )
-    else:
-        found = _roi_align('_roi_align_backward', grad_output, rois, grad_input.shape, **options)
-    grad_input.copy_(found)
+    grad_input.copy_(
+        _roi_align('_roi_align_backward', grad_output, rois, grad_input.shape, **options)
+    )
 
 
 def _check_rois(rois: Tensor, images: int) -> None:
@@ -160,8 +152,8 @@ def ms_deform_attn_backward(*tensors: Tensor, im2col_step: int) -> None:
     from ttt_kernels.deform_attn import gradients
 
     value, shapes, _, locations, weights, grad_output, *buffers = tensors
-    found = gradients(grad_output, value, shapes, locations, weights)
-    for buffer, gradient in zip(buffers, found, strict=True):
+    results = gradients(grad_output, value, shapes, locations, weights)
+    for buffer, gradient in zip(buffers, results, strict=True):
         buffer.copy_(gradient)
 
 

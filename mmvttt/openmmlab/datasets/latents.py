@@ -112,10 +112,10 @@ class CachedLatents(Dataset):
         mean, deviation = moments.chunk(2)
         latents = mean + deviation * torch.randn(mean.shape)
         latents = (latents - self.notes['shift']) * self.notes['scale']
-        told = {name: torch.as_tensor(row) for name, row in rows.items()}
-        # Embeddings are often kept in half precision.
-        told = {n: v.float() if v.is_floating_point() else v.long() for n, v in told.items()}
-        item = dict(latents=latents, **told)
+        conditions = {name: torch.as_tensor(row) for name, row in rows.items()}
+        # Embeddings are often stored in half precision.
+        item = {n: v.float() if v.is_floating_point() else v.long() for n, v in conditions.items()}
+        item['latents'] = latents
         for name, value in item.items():
             if not value.isfinite().all():
                 file = _MOMENTS if name == 'latents' else f'{name}.npy'
@@ -144,13 +144,13 @@ class TinyDigits(Dataset):
             from sklearn.datasets import load_digits
         except ImportError as error:
             raise UsageError("the digits need scikit-learn: pip install 'mmvttt[demo]'") from error
-        found = load_digits()
-        order = np.random.default_rng(0).permutation(len(found.target))
+        digits = load_digits()
+        order = np.random.default_rng(0).permutation(len(digits.target))
         chosen = order[:1437] if split == 'train' else order[1437:]
         self.metainfo = dict(classes=[str(digit) for digit in range(10)])
-        images = torch.from_numpy(found.images[chosen]).float()
+        images = torch.from_numpy(digits.images[chosen]).float()
         self.images = images[:, None] / 8 - 1
-        self.labels = torch.from_numpy(found.target[chosen]).long()
+        self.labels = torch.from_numpy(digits.target[chosen]).long()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -161,12 +161,11 @@ class TinyDigits(Dataset):
 
 
 class ClassFolders(ImageFolder):
-    """Images in a folder for each class, in [−1, 1] and cut to a square, for `cache_latents`.
+    """Images in a folder for each class, in [−1, 1], for `cache_latents`.
 
     Args:
         root: The folder of folders; classes are numbered in the order of their names.
-        size: Side of the square in pixels: the shorter side is resized to it, the centre is
-            cropped.
+        size: The shorter side is resized to it, and the central square is cropped.
 
     Raises:
         MissingDataError: There is no such folder, or no image in it.
@@ -210,13 +209,10 @@ def cache_latents(
     Args:
         autoencoder: A diffusers `AutoencoderKL`, on the device to use.
         images: The images.
-        out: The folder.
+        out: The folder, which is returned.
         batch_size: Images at a time.
         num_workers: Processes that read images.
         dtype: 'float16', or 'float32' for twice the space.
-
-    Returns:
-        The folder.
 
     Raises:
         UsageError: The folder has a cache of other settings, images, or of another autoencoder.

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from inspect import signature
 from itertools import chain
 from typing import Any
@@ -22,22 +21,8 @@ _LABELS = 'class_labels'
 _SAMPLES: dict[str, Any] = dict(steps=50, guidance=1.0, guided='all', scheduler=None, seed=0)
 
 
-def require_diffusers() -> None:
-    """Raises a UsageError where diffusers is missing."""
-    if find_spec('diffusers') is None:
-        raise UsageError("generation needs diffusers, which is missing: pip install 'mmvttt[gen]'")
-
-
 def refuse_diffusion(config: Mapping[str, Any] | None, instead: str) -> None:
-    """Refuses the config of a diffusion model, for tools that look at images.
-
-    Args:
-        config: A whole config, or None.
-        instead: What does for a diffusion model what the tool does for others.
-
-    Raises:
-        UsageError: The config's model is a `DiffusionModel`.
-    """
+    """Raises a UsageError that names `instead` if a config's model is a `DiffusionModel`."""
     model = (config or {}).get('model')
     kind = type_name(model.get('type')) if isinstance(model, Mapping) else ''
     if kind.rpartition('.')[2] == 'DiffusionModel':
@@ -46,11 +31,10 @@ def refuse_diffusion(config: Mapping[str, Any] | None, instead: str) -> None:
 
 @MODELS.register_module()
 class DiffusionModel(BaseModel):
-    """A transformer that learns to take noise away, with the scheduler that sets how much there is.
+    """A transformer that learns to remove noise, with the scheduler that sets how much there is.
 
-    A batch is a dict of `latents`, `(B, C, h, w)`, and of what the transformer is told besides the
-    time, by the names of its arguments: `class_labels`, or `encoder_hidden_states` and
-    `pooled_projections`.
+    A batch is a dict of `latents`, `(B, C, h, w)`, and of the transformer's conditions by the names
+    of its arguments: `class_labels`, or `encoder_hidden_states` and `pooled_projections`.
 
     Args:
         transformer: Config of the network: `mmvttt.DiT3`, any `diffusers.…` class, or anything
@@ -67,9 +51,9 @@ class DiffusionModel(BaseModel):
         init_cfg: As of mmengine's models.
 
     Raises:
-        UsageError: diffusers is missing; the scheduler does not fit the loss, the transformer's
-            output or the size of latents; labels should be dropped, and there are none or no null
-            class; or test_cfg has another key.
+        UsageError: The scheduler does not fit the loss, the transformer's output or the size of
+            latents; labels should be dropped, and there are none or no null class; or test_cfg has
+            another key.
     """
 
     def __init__(
@@ -83,7 +67,9 @@ class DiffusionModel(BaseModel):
         data_preprocessor: Mapping | None = None,
         init_cfg: Mapping | None = None,
     ) -> None:
-        require_diffusers()
+        # Else types of a missing diffusers would be unknown ones.
+        import diffusers  # noqa: F401
+
         network = MODELS.build(transformer)
         classes = _num_classes(network)
         if label_dropout is None:
@@ -157,15 +143,15 @@ class DiffusionModel(BaseModel):
         return self.num_classes
 
     def init_weights(self) -> None:
-        """Loads what `init_cfg` names; the transformer has had its start."""
+        """Loads the weights of `init_cfg`; the transformer has initialised itself."""
         if self.init_cfg:
             super().init_weights()
 
     def forward(self, latents: Tensor, mode: str = 'tensor', **condition: Tensor) -> Any:
         """The losses of a batch (`mode='loss'`), or a sample for each of its classes ('predict').
 
-        With 'tensor', the transformer's output at time 0, for class 0 where nothing else is given:
-        what counters of FLOPs run.
+        With 'tensor', the transformer's output at time 0, of class 0 without a condition, for
+        counters of FLOPs.
 
         Raises:
             UsageError: The mode is another one; or 'tensor' for a model of prompts, without them.
@@ -173,12 +159,12 @@ class DiffusionModel(BaseModel):
         if mode == 'tensor':
             if not condition and self.num_classes is None:
                 raise UsageError(
-                    f'{type(self.transformer).__name__} has no classes: give what it is told, such '
+                    f'{type(self.transformer).__name__} has no classes: give its conditions, such '
                     'as encoder_hidden_states'
                 )
             zeros = torch.zeros(len(latents), dtype=torch.long, device=latents.device)
-            told = condition or dict(class_labels=zeros)
-            return self.transformer(latents, timestep=zeros, return_dict=False, **told)[0]
+            condition = condition or dict(class_labels=zeros)
+            return self.transformer(latents, timestep=zeros, return_dict=False, **condition)[0]
         if mode == 'predict':
             return self._sample_classes(latents, condition[_LABELS])
         if mode != 'loss':
@@ -205,8 +191,8 @@ class DiffusionModel(BaseModel):
         Args:
             noisy: `(B, C, h, w)`.
             time: `()`, as the scheduler counts.
-            condition: What the transformer is told, `(B, …)` each.
-            null: The same for an image of nothing in particular; needed for guidance.
+            condition: The transformer's conditions, `(B, …)` each.
+            null: The same for no class or prompt; needed for guidance.
             guidance: 1 for none; g counts the condition's effect on the output g times.
             guided: Which channels: 'all', as in diffusers, or the first 'three', as in DiT's code.
                 The logits of the variance are the condition's own.
@@ -273,9 +259,9 @@ class DiffusionModel(BaseModel):
         # A frozen copy has its weights as buffers.
         weights = chain(self.transformer.parameters(), self.transformer.buffers())
         dtype = next((w.dtype for w in weights if w.is_floating_point()), noisy.dtype)
-        told = {n: v.to(dtype) if v.is_floating_point() else v for n, v in condition.items()}
+        cast = {n: v.to(dtype) if v.is_floating_point() else v for n, v in condition.items()}
         time = time.expand(len(noisy))
-        output = self.transformer(noisy.to(dtype), timestep=time, return_dict=False, **told)
+        output = self.transformer(noisy.to(dtype), timestep=time, return_dict=False, **cast)
         return output[0].float()
 
 

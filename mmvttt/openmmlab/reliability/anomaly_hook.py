@@ -107,9 +107,9 @@ class AnomalyHook(Hook):
         Raises:
             AnomalyError: One of them was not finite.
         """
-        found = self._look()
-        if found is not None:
-            self._report_late(*found)
+        first = self._first_bad()
+        if first is not None:
+            self._report_late(*first)
 
     def _report_late(self, step: _Step, rank: int) -> None:
         message = _describe(step, rank)
@@ -139,12 +139,12 @@ class AnomalyHook(Hook):
         on_cpu = next(iter(terms.values())).device.type == 'cpu'
         if len(self._steps) < (self.interval or (1 if on_cpu else _GPU_INTERVAL)):
             return
-        found = self._look()
-        if found is None:
+        first = self._first_bad()
+        if first is None:
             return
-        if found[0] is not step:
-            self._report_late(*found)
-        message = _describe(*found)
+        if first[0] is not step:
+            self._report_late(*first)
+        message = _describe(*first)
         self._release()
         # On all ranks, because a forward may communicate.
         module = first_bad_module(model, args, kwargs, self._random)
@@ -156,7 +156,7 @@ class AnomalyHook(Hook):
             print_log(message, 'current', logging.ERROR)
         self._end(message)
 
-    def _look(self) -> tuple[_Step, int] | None:
+    def _first_bad(self) -> tuple[_Step, int] | None:
         """The first step with a non-finite loss, and its rank; the same on all ranks."""
         steps, self._steps = self._steps, []
         if not steps:
@@ -191,6 +191,6 @@ def _describe(step: _Step, rank: int) -> str:
     here = f' on rank {get_rank()} of {get_world_size()}' if get_world_size() > 1 else ''
     bad = [f'{n} = {t.item()}' for n, t in step.terms.items() if not torch.isfinite(t)]
     good = [f'{n} = {t.item():.6g}' for n, t in step.terms.items() if torch.isfinite(t)]
-    found = ', '.join(bad) or f'the sum of its terms is {total.item()}'
+    terms = ', '.join(bad) or f'the sum of its terms is {total.item()}'
     others = f' (finite: {", ".join(good)})' if good else ''
-    return f'The loss is not finite at {step.text}{here}: {found}{others}.'
+    return f'The loss is not finite at {step.text}{here}: {terms}{others}.'

@@ -49,8 +49,8 @@ def unsaved_state(part: Any) -> str | None:
         if name in _UNSAVED:
             return f'no checkpoint of {name} has {_UNSAVED[name]}'
         part = list(part.values())
-    found = map(unsaved_state, part) if isinstance(part, list | tuple) else ()
-    return next((reason for reason in found if reason is not None), None)
+    reasons = map(unsaved_state, part) if isinstance(part, list | tuple) else ()
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def make_exact(cfg: Config) -> str | None:
@@ -69,8 +69,8 @@ def make_exact(cfg: Config) -> str | None:
     if kind in (ExactEpochLoop, ExactIterLoop):
         return None
     if kind not in _LOOPS:
-        known = ', '.join(k.__name__ for k in _LOOPS if isinstance(k, type))
-        return f'its loop is {type_name(named)!r}; known: {known}'
+        names = ', '.join(k.__name__ for k in _LOOPS if isinstance(k, type))
+        return f'its loop is {type_name(named)!r}, and {names} can be resumed'
     if not isinstance(loader.get('dataset'), dict) or not isinstance(loader.get('sampler'), dict):
         return 'its data set or sampler is an object, not a config'
     loop.pop('by_epoch', None)
@@ -128,12 +128,9 @@ class ExactBatchSampler(Sampler):
         self._plan: tuple[int, Key, bool] | None = None
 
     def begin(self, step: int, key: Key, endless: bool) -> None:
-        """Sets the batches of the next iteration over this sampler.
+        """Sets the batches of the next iteration, from a step of the training on.
 
-        Args:
-            step: Number of the first batch, counted from the beginning of the training.
-            key: First numbers of all keys.
-            endless: Whether to continue after the end of an epoch.
+        `key` has the first numbers of all keys; `endless` continues after the end of an epoch.
         """
         self._plan = step, key, endless
 
@@ -145,7 +142,7 @@ class ExactBatchSampler(Sampler):
             return
         step, key, endless = self._plan
         for batch in self._from(step, endless):
-            yield [(index, (*key, step, place)) for place, index in enumerate(batch)]
+            yield [(index, (*key, step, position)) for position, index in enumerate(batch)]
             step += 1
 
     def _from(self, step: int, endless: bool) -> Iterator[Sequence[int]]:
@@ -171,8 +168,6 @@ class _ExactLoop(BaseLoop):
 
     Args:
         other_data: Whether to resume with data of other contents than the checkpoint's.
-        args: mmengine's.
-        options: mmengine's.
     """
 
     _iter: int

@@ -28,14 +28,7 @@ _ADVICE = (
 
 
 class CompareOnLoad(Hook):
-    """Hook that compares the checkpoint with the runner that resumes from it, before loading.
-
-    Args:
-        path: Path of the checkpoint, for messages.
-
-    Raises:
-        ResumeError: The checkpoint belongs to another training.
-    """
+    """Hook that raises a ResumeError before a checkpoint of another training is loaded."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -50,17 +43,17 @@ class CompareOnLoad(Hook):
         restored, others = differences(
             checkpoint['meta'].get('settings'), training_settings(runner.cfg)
         )
-        for text, found in (
+        for text, changes in (
             (
                 'the resumed training keeps the settings of the checkpoint (to train with others: '
                 'load_from=CHECKPOINT without --resume)',
                 restored,
             ),
-            ('the settings of the resumed training differ from those in the checkpoint', others),
+            ("the settings of the resumed training differ from the checkpoint's", others),
         ):
-            if found:
-                more = f'; … {len(found) - _LISTED} more' if len(found) > _LISTED else ''
-                runner.logger.warning(f'{text}: {"; ".join(found[:_LISTED])}{more}')
+            if changes:
+                more = f'; … {len(changes) - _LISTED} more' if len(changes) > _LISTED else ''
+                runner.logger.warning(f'{text}: {"; ".join(changes[:_LISTED])}{more}')
 
 
 def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
@@ -90,24 +83,24 @@ def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
             'EMAHook the training would continue from the average'
         )
     # None without schedules; a dict for several optimizers is not checked.
-    own = runner.param_schedulers or []
-    if isinstance(own, list) and _saves(runner, 'save_param_scheduler'):
+    schedules = runner.param_schedulers or []
+    if isinstance(schedules, list) and _saves(runner, 'save_param_scheduler'):
         count = len(checkpoint.get('param_schedulers') or ())
-        if count != len(own):
-            yield f'has {count} schedules, but the config has {len(own)}'
+        if count != len(schedules):
+            yield f'has {count} schedules, but the config has {len(schedules)}'
 
 
 def _saves(runner: Runner, option: str) -> bool:
     return all(getattr(hook, option, True) for hook in runner.hooks)
 
 
-def _same_groups(own: list[dict], saved: Mapping[str, Any]) -> bool:
+def _same_groups(groups: list[dict], saved: Mapping[str, Any]) -> bool:
     """Whether parameter groups have the sizes and options of the optimizer's groups."""
 
     def options(group: Mapping[str, Any]) -> dict[str, Any]:
         # Schedulers add the initial rate. Flags distinguish AdamW from Adam.
-        kept = {k: v for k, v in group.items() if k not in ('initial_lr', 'initial_momentum')}
-        flags = {k: v if isinstance(v, bool) else None for k, v in kept.items()}
+        flags = {k: v if isinstance(v, bool) else None for k, v in group.items()}
+        flags = {k: v for k, v in flags.items() if k not in ('initial_lr', 'initial_momentum')}
         return {**flags, 'params': len(group['params'])}
 
-    return list(map(options, own)) == list(map(options, saved['param_groups']))
+    return list(map(options, groups)) == list(map(options, saved['param_groups']))

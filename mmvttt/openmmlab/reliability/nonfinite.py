@@ -28,15 +28,14 @@ def first_bad_module(
 
     Args:
         model: In training mode; its buffers are restored afterwards.
-        args: Arguments of the forward.
-        kwargs: Its keyword arguments.
-        random_numbers: See `random_state`, from before the forward.
+        args, kwargs: Arguments of the forward.
+        random_numbers: The `random_state` before the forward.
     """
-    last = found = ''
+    last = description = ''
 
     def look(called: str, _: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        nonlocal last, found
-        if found:
+        nonlocal last, description
+        if description:
             return
         bad = _first_bad(output)
         if bad is None:
@@ -44,7 +43,7 @@ def first_bad_module(
             return
         inputs = [_summary(t) for t in _tensors((args, kwargs))]
         shown = '; '.join([*inputs[:_SHOWN], *(['…'] if len(inputs) > _SHOWN else [])])
-        found = (
+        description = (
             f'The first module that goes non-finite is {called}: its output is {_summary(bad)}; '
             f'its inputs are {shown or "no tensors"}; the last module before it is '
             f'{last or "none"}.'
@@ -76,7 +75,7 @@ def first_bad_module(
             otherwise = f'The forward could not be repeated: {type(error).__name__}: {error}.'
         for buffer, before in buffers:
             buffer.copy_(before)
-    return found or otherwise
+    return description or otherwise
 
 
 def total_loss(terms: Mapping[str, Tensor]) -> Tensor:
@@ -134,8 +133,8 @@ def image_names(args: tuple, kwargs: dict) -> list[str]:
     names = []
     samples = [leaf for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, 'metainfo')]
     for i, sample in enumerate(samples):
-        found = (str(sample.metainfo[n]) for n in _NAMES if sample.metainfo.get(n) is not None)
-        names.append(next(found, f'no. {i}'))
+        given = (str(sample.metainfo[n]) for n in _NAMES if sample.metainfo.get(n) is not None)
+        names.append(next(given, f'no. {i}'))
     if names:
         return names
     sizes = (len(v) for v in (*args, *kwargs.values()) if _is_batch(v))

@@ -18,12 +18,13 @@ from mmengine.dist import is_main_process
 from mmengine.logging import print_log
 from mmengine.runner import Runner
 
+from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointError, DataError, ResumeError, UsageError, first_line
 
 from ..registry import hook_class, type_name
 from .anomaly_hook import AnomalyHook
 from .checkpoint_hook import CheckpointHook
-from .data.annotations import check_sets
+from .data.annotations import check_data
 from .data.dataset_config import datasets_of
 from .exact_resume import make_exact, unsaved_state
 from .fit import CompareOnLoad
@@ -40,7 +41,7 @@ _REGULAR = re.compile(r'(epoch|iter)_\d+\.pth')
 
 @dataclass(frozen=True)
 class Start:
-    """What `protect_config` has seen of a work directory.
+    """State of a work directory before a training.
 
     Attributes:
         checkpoint: The checkpoint that the training resumes from, or None.
@@ -73,7 +74,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
     require_same_training(cfg, sets)
     require_free(cfg.work_dir)
     files, checkpoint = states(cfg.work_dir), choose_checkpoint(cfg)
-    check_sets(cfg, sets, ('train', 'val'))
+    check_data(cfg, ('train', 'val'), sets)
     former = [name for name in files if _REGULAR.fullmatch(name)]
     if former and not cfg.get('resume'):
         print_log(
@@ -93,10 +94,9 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
 
 
 def add_protection(cfg: Config) -> None:
-    """Adds to a training's config what keeps it from being lost:
+    """Adds `CheckpointHook`, `make_exact`, `AnomalyHook` and `TopologyHook` to a training's config.
 
-    `CheckpointHook`, `make_exact`, `AnomalyHook` and `TopologyHook`. The config's own hooks stay; a
-    warning names what is lost by one.
+    The config's own hooks stay; a warning names what is lost by one.
     """
     scope = cfg.get('default_scope')
     default_hooks = cfg.setdefault('default_hooks', ConfigDict())
@@ -124,9 +124,7 @@ def add_protection(cfg: Config) -> None:
 def protect_runner(runner: Runner, start: Start) -> Iterator[None]:
     """Wraps `runner.train()`: locks the folder, checks the checkpoint, ends data workers.
 
-    Args:
-        runner: A Runner or FlexibleRunner whose training has not begun.
-        start: See `protect_config`.
+    `start` is the result of `protect_config`.
 
     Raises:
         UsageError: Another training runs in the work directory, or has written to it since.
@@ -158,7 +156,7 @@ def protect_runner(runner: Runner, start: Start) -> Iterator[None]:
             runner.register_hook(CompareOnLoad(checkpoint), priority='HIGHEST')
             runner.resume = partial(_resume, runner.resume)
         elif runner._load_from:
-            require_weights(runner, runner._load_from)
+            require_weights(runner, read_content(runner._load_from), runner._load_from)
         yield
     except DataError:
         for hook in runner.hooks:

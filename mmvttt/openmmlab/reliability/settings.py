@@ -154,7 +154,7 @@ def _annotations(data: DatasetConfig) -> Iterator[tuple[str, str]]:
     path = '' if data.metric else os.path.expanduser(data.paths.get('ann_file', ''))
     if os.path.isfile(path):
         text = f'{os.path.getsize(path)} bytes ({file_digest(path)})'
-        yield f'the content of {data.place}.ann_file', text
+        yield f'the content of {data.key}.ann_file', text
 
 
 def _sources(imported: str | Sequence[str]) -> Iterator[tuple[str, str]]:

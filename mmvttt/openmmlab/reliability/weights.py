@@ -1,5 +1,7 @@
 """Compares checkpoints with the model of a runner."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from mmengine.hooks import Hook
@@ -8,23 +10,18 @@ from mmengine.runner import Runner
 
 from mmvttt.checkpoints.load import require_whole
 from mmvttt.checkpoints.match import require_match
-from mmvttt.checkpoints.read import read_weights
+from mmvttt.checkpoints.read import named_tensors
 
 from ..unwrap import bare_model
 from .data.dataset_config import datasets_of
 
 
-def require_weights(runner: Runner, source: str, whole: bool = False) -> None:
-    """Refuses a checkpoint that hardly matches the model of a runner.
-
-    Args:
-        runner: The runner.
-        source: The checkpoint.
-        whole: Refuse one that leaves any parameter at random, too.
+def require_weights(runner: Runner, content: Any, source: str, whole: bool = False) -> None:
+    """Compares the `content` of the checkpoint `source` with a runner's model.
 
     Raises:
-        CheckpointError: It cannot be read.
-        CheckpointMismatchError: See `require_match` and `require_whole`.
+        CheckpointError: It has no weights.
+        CheckpointMismatchError: See `require_match`, or with `whole` `require_whole`.
     """
     if isinstance(runner.model, dict):
         # FlexibleRunner builds the model later; here names and shapes suffice.
@@ -32,7 +29,7 @@ def require_weights(runner: Runner, source: str, whole: bool = False) -> None:
             model = MODELS.build(runner.model)
     else:
         model = bare_model(runner.model)
-    (require_whole if whole else require_match)(model, read_weights(source), source)
+    (require_whole if whole else require_match)(model, named_tensors(content, source), source)
 
 
 class ComparePreparation(Hook):

@@ -289,8 +289,8 @@ def test_each_set_is_checked_once(root: Path) -> None:
     cfg = config(coco_dataset(root))
     cfg.val_dataloader = dict(dataset=coco_dataset(root, test_mode=True))
     cfg.test_dataloader = cfg.val_dataloader
-    places = [found.place for found in check_annotations(cfg, thorough=False)]
-    assert places == ['train_dataloader.dataset', 'val_dataloader.dataset']
+    keys = [findings.key for findings in check_annotations(cfg, thorough=False)]
+    assert keys == ['train_dataloader.dataset', 'val_dataloader.dataset']
 
 
 def test_images_without_a_box_may_be_part_of_a_training(root: Path) -> None:

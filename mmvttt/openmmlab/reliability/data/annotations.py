@@ -48,38 +48,36 @@ def _all(items: Iterable, **_: Any) -> Iterable:
     return items
 
 
-def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
-    """Checks the data of a config, see `check_sets`."""
-    check_sets(cfg, datasets_of(cfg), splits)
-
-
-def check_sets(cfg: Config, sets: Sequence[DatasetConfig], splits: Sequence[str] = SPLITS) -> None:
+def check_data(
+    cfg: Config, splits: Sequence[str] = SPLITS, sets: Sequence[DatasetConfig] | None = None
+) -> None:
     """Checks that the folders and annotation files that a config names exist, and make sense.
 
     Reads annotations for about a second (see `check_annotations`); tools/check_data.py reads all,
-    and the images. What a training would drop silently is logged, and what it learns of each class.
+    and the images. Logs what a training would drop silently, and what it learns of each class.
 
     Args:
         cfg: The config of a run.
-        sets: Its `datasets_of`.
         splits: Splits to check, of 'train', 'val', 'test'.
+        sets: The config's `datasets_of`, if the caller has them.
 
     Raises:
-        ValueError: A split is none of these.
+        ValueError: There is no such split.
         MissingDataError: See `check_paths`.
         DataError: No class is a category, a file is not JSON, there is nothing to learn, a label is
             outside the classes, …, with a remedy.
     """
+    sets = datasets_of(cfg) if sets is None else sets
     check_paths(cfg, sets, splits)
     for text in other_annotations(sets, splits):
         _log(text)
     for findings in _findings(cfg, sets, splits, Scope(False, True, _all)):
         if findings.errors:
-            raise DataError(f'{findings.place}: {findings.errors[0]}')
+            raise DataError(f'{findings.key}: {findings.errors[0]}')
         for warning in findings.warnings:
-            _log(f'{findings.place}: {warning}')
+            _log(f'{findings.key}: {warning}')
         if findings.summary and findings.counts:
-            _log(f'{findings.place}: {findings.summary}; {findings.account}', logging.INFO)
+            _log(f'{findings.key}: {findings.summary}; {findings.account}', logging.INFO)
 
 
 def _log(text: str, level: int = logging.WARNING) -> None:
@@ -89,18 +87,12 @@ def _log(text: str, level: int = logging.WARNING) -> None:
 
 
 def check_paths(cfg: Config, sets: Sequence[DatasetConfig], splits: Sequence[str] = SPLITS) -> None:
-    """Checks that the folders and annotation files that a config names exist.
+    """Checks that the folders and annotation files that a config names exist, see `check_data`.
 
-    Reads the config only; sees through RepeatDataset, ConcatDataset and the like. Skips remote
-    paths (`s3://…`), storage backends (`backend_args`) and downloaded data.
-
-    Args:
-        cfg: The config of a run.
-        sets: See `check_sets`.
-        splits: See `check_sets`.
+    Skips remote paths (`s3://…`), storage backends (`backend_args`) and downloaded data.
 
     Raises:
-        ValueError: A split is another one.
+        ValueError: There is no such split.
         MissingDataError: Names what is missing, where it was expected, and how to change the path.
     """
     if unknown := [split for split in splits if split not in _KINDS]:
@@ -118,7 +110,7 @@ def _missing(text: str, data: DatasetConfig, key: str, path: str) -> str:
         if value and path.startswith(value):
             by_variable += f', set the environment variable {name} (now {value!r})'
     kind = 'annotation file' if key == 'ann_file' else 'folder'
-    key = f'{data.place}.{key}'
+    key = f'{data.key}.{key}'
     return (
         f'The {_KINDS[data.split]} data is missing: the {kind} {path!r} does not exist (expected '
         f'at {os.path.abspath(os.path.expanduser(path))}, named by {key}); put or link it there'
@@ -130,25 +122,21 @@ def other_annotations(sets: Sequence[DatasetConfig], splits: Sequence[str]) -> I
     """Yields a sentence for each evaluator with another annotation file than mmdet's data set.
 
     With several data sets, an evaluator may read all their annotations from one file.
-
-    Args:
-        sets: See `check_sets`.
-        splits: See `check_sets`.
     """
     for split in splits:
-        read = [data for data in sets if data.split == split and not data.metric]
-        if len(read) != 1 or read[0].toolbox != 'mmdet':
+        datasets = [data for data in sets if data.split == split and not data.metric]
+        if len(datasets) != 1 or datasets[0].toolbox != 'mmdet':
             continue
-        expected = os.path.expanduser(read[0].paths.get('ann_file', ''))
+        expected = os.path.expanduser(datasets[0].paths.get('ann_file', ''))
         for metric in sets:
             path = metric.paths.get('ann_file', '') if metric.metric else ''
             if metric.split != split or not expected or not path:
                 continue
             if os.path.realpath(os.path.expanduser(path)) != os.path.realpath(expected):
                 yield (
-                    f'{metric.place}.ann_file is {path!r}, and {read[0].place} reads {expected!r}: '
+                    f'{metric.key}.ann_file is {path!r}, and {datasets[0].key} reads {expected!r}: '
                     'predictions are compared with the annotations of other images; set '
-                    f'{metric.place}.ann_file={expected}'
+                    f'{metric.key}.ann_file={expected}'
                 )
 
 
@@ -160,19 +148,10 @@ def check_annotations(
     images: bool = True,
     progress: Callable[..., Iterable] = _all,
 ) -> Iterator[Findings]:
-    """Checks the data sets of a config, each once.
-
-    Args:
-        cfg: A config whose files exist (see `check_data`).
-        splits: Some of 'train', 'val', 'test'.
-        thorough: See `Scope`, also for the next two. Quick checks find categories that are not the
-            classes, files that are not JSON, data without anything to learn, and labels outside the
-            classes.
-        images: Whether to decode the images, or only check that some exist.
-        progress: Wraps the iteration over files.
+    """Checks each data set of a config, whose files exist, once; the options are `Scope`'s.
 
     Yields:
-        Findings for each data set whose format is known.
+        Findings for each data set whose format is supported.
     """
     yield from _findings(cfg, datasets_of(cfg), splits, Scope(thorough, images, progress))
 
@@ -189,7 +168,7 @@ def _findings(
         toolbox = data.toolbox if data.split in splits and not data.metric else None
         if toolbox is None or data.remote or data.config in [other.config for other, _ in checked]:
             continue
-        findings = Findings(data.place)
+        findings = Findings(data.key)
         reads = replace(scope, images=scope.images and data.reads_files)
         # One of several sets may have only images without a box.
         together = [other for other in sets if (other.split, other.metric) == ('train', False)]
@@ -221,14 +200,9 @@ def _findings(
 
 
 def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
-    """Explains from its annotations why a data set could not be built or read.
+    """Returns an error that names the faults in the annotations of a data set that raised one.
 
-    Args:
-        dataset: Its config.
-        error: The error that it raised.
-
-    Returns:
-        An error that names the faults; None if the annotations have none.
+    None if there are none.
     """
     current = DefaultScope.get_current_instance()
     scope = dataset.get('_scope_') or (current.scope_name if current else 'mmengine')
@@ -249,12 +223,11 @@ class _Job:
     """A data set to check, not loaded yet.
 
     Attributes:
-        cfg: The config.
-        data: The data set's part of it.
+        cfg, data: The config, and the data set's part of it.
         dataset: The data set.
         heads: The model's heads by their keys.
-        training: Whether a training reads it and no other one.
-        measured: Whether CocoMetric, which fails at labels without a category, measures the heads'.
+        training: Whether a training reads only this one.
+        measured: Whether CocoMetric, which fails at labels without a category, measures the heads.
     """
 
     cfg: Config
@@ -286,14 +259,14 @@ def _check_boxes(job: _Job, findings: Findings, scope: Scope) -> None:
 
 def _check_maps(job: _Job, findings: Findings, scope: Scope) -> None:
     classes = job.dataset.metainfo.get('classes')
-    for place, head in job.heads.items():
-        _check_softmax(place, head, 'loss_decode', findings)
+    for key, head in job.heads.items():
+        _check_softmax(key, head, 'loss_decode', findings)
     # BCE has one channel for two classes.
-    counts = {place: n for place, n in _class_counts(job.heads).items() if n > 1}
+    counts = {key: n for key, n in _class_counts(job.heads).items() if n > 1}
     _check_heads(counts, len(classes or ()), findings, len(classes or ()))
     findings.classes = tuple(classes) if classes else None
     limits = [len(classes), *counts.values()] if classes else list(counts.values())
-    if transform := job.data.own_transform:
+    if transform := job.data.foreign_transform:
         findings.warn(f'the numbers in the label maps are not checked: {transform} may change them')
         limits = []
     ignored = {head.get('ignore_index', 255) for head in job.heads.values()}
@@ -307,11 +280,11 @@ def _check_pictures(job: _Job, findings: Findings, scope: Scope) -> None:
     check_folders(job.dataset, next(iter(counts.values()), None), findings, scope)
     # Mixup makes label vectors of the preprocessor's num_classes, which must match the head's.
     vectors = _preprocessor(job.cfg).get('num_classes')
-    for place, count in counts.items():
-        _check_softmax(place, job.heads[place], 'loss', findings)
+    for key, count in counts.items():
+        _check_softmax(key, job.heads[key], 'loss', findings)
         if vectors not in (None, count):
             findings.error(
-                f'data_preprocessor.num_classes is {vectors}, and {place}.num_classes {count}: set '
+                f'data_preprocessor.num_classes is {vectors}, and {key}.num_classes {count}: set '
                 'both to the number of classes'
             )
 
@@ -319,9 +292,9 @@ def _check_pictures(job: _Job, findings: Findings, scope: Scope) -> None:
 _CHECKS = {'mmdet': _check_boxes, 'mmseg': _check_maps, 'mmpretrain': _check_pictures}
 
 
-def _check_softmax(place: str, head: Mapping, key: str, findings: Findings) -> None:
-    """A softmax over one channel is 1, whatever the channel: the loss is 0."""
-    losses = head.get(key) or dict(type='CrossEntropyLoss')
+def _check_softmax(key: str, head: Mapping, loss_key: str, findings: Findings) -> None:
+    """Reports a softmax over one channel, which is always 1, so that the loss is 0."""
+    losses = head.get(loss_key) or dict(type='CrossEntropyLoss')
     losses = losses if isinstance(losses, list | tuple) else [losses]
     softmax = all(
         type_name(loss.get('type') or '').rpartition('.')[2] == 'CrossEntropyLoss'
@@ -330,25 +303,26 @@ def _check_softmax(place: str, head: Mapping, key: str, findings: Findings) -> N
     )
     if head.get('num_classes') == 1 == head.get('out_channels', 1) and softmax:
         findings.error(
-            f'{place} has num_classes=1 and a softmax, whose loss is 0 for every picture: nothing '
-            f'is learned; add a class for the rest, or set {place}.{key}.use_sigmoid=True'
+            f'{key} has num_classes=1 and a softmax, whose loss is 0 for every picture: nothing '
+            f'is learned; add a class for the rest, or set {key}.{loss_key}.use_sigmoid=True'
         )
 
 
 def _check_heads(
     heads: Mapping[str, int], count: int, findings: Findings, most: int, measured: bool = False
 ) -> None:
-    """A head takes the label after its last class for background, and fails at higher ones.
+    """Reports heads with too few classes, which fail at higher labels, or too many.
 
-    Masks of two-stage detectors have the labels of their boxes.
+    A head takes the label after its last class for background. Masks of two-stage detectors have
+    the labels of their boxes.
     """
-    for place, known in heads.items():
-        text = f'{place} has num_classes={known} for {count} classes of the data: '
+    for key, classes in heads.items():
+        text = f'{key} has num_classes={classes} for {count} classes of the data: '
         remedy = f'set num_classes={count} in all heads, or metainfo.classes in the data sets'
-        if known < count:
+        if classes < count:
             findings.error(text + remedy)
-        elif known > most > 0:
-            if measured and ('roi_head.' not in place or '.bbox_head' in place):
+        elif classes > most > 0:
+            if measured and ('roi_head.' not in key or '.bbox_head' in key):
                 findings.error(f'{text}CocoMetric fails at the others; {remedy}')
             else:
                 findings.warn(f'{text}the others are not trained')
@@ -360,7 +334,7 @@ def _preprocessor(cfg: Config) -> Mapping:
 
 
 def _check_crop(cfg: Config, data: DatasetConfig, findings: Findings) -> None:
-    """Crops are padded to the preprocessor's size."""
+    """Reports crops that are smaller than the preprocessor's size, to which they are padded."""
     crops = [t.get('crop_size') for name, t in data.transforms if name == 'RandomCrop']
     size = _preprocessor(cfg).get('size')
     if not crops or not crops[-1] or not size:
@@ -375,7 +349,7 @@ def _check_crop(cfg: Config, data: DatasetConfig, findings: Findings) -> None:
 
 
 def _compare_classes(first: Findings, other: Findings) -> None:
-    """Labels must mean the same in training and in evaluation."""
+    """Reports a label that means one class in training and another in evaluation."""
     if first.classes is None:
         return
     names, others = first.classes, other.classes or ()
@@ -384,7 +358,7 @@ def _compare_classes(first: Findings, other: Findings) -> None:
     if label is not None:
         there, here = (' '.join(map(repr, c[label : label + 1])) for c in (names, others))
         other.error(
-            f'label {label} is {here or "nothing"} here and {there or "nothing"} in {first.place}: '
+            f'label {label} is {here or "nothing"} here and {there or "nothing"} in {first.key}: '
             'both need the same classes, in the same order'
         )
 
@@ -392,15 +366,15 @@ def _compare_classes(first: Findings, other: Findings) -> None:
 def _compare_files(
     former: DatasetConfig, first: Findings, data: DatasetConfig, other: Findings
 ) -> None:
-    """Pictures that are both learned and measured."""
+    """Reports pictures that are both learned and measured."""
     if former.split != 'train' or data.split == 'train':
         return
     shared = first.files & other.files
     if shared and os.path.isdir(min(shared)):
-        other.warn(f'the folder {min(shared)!r} is also read by {first.place}, which learns it')
+        other.warn(f'the folder {min(shared)!r} is also read by {first.key}, which learns it')
     elif shared:
         other.warn(
-            f'{len(shared)} of {len(other.files)} pictures are also in {first.place}, which learns '
+            f'{len(shared)} of {len(other.files)} pictures are also in {first.key}, which learns '
             f'them: the results on them say nothing about other pictures ({min(shared)}, …)'
         )
 
@@ -423,7 +397,7 @@ def _class_counts(heads: Mapping[str, Mapping]) -> dict[str, int]:
     """Number of classes of each head of `_heads_of` that has one."""
     counts = {p: h.get('num_classes', h.get('num_things_classes')) for p, h in heads.items()}
     return {
-        place: count
-        for place, count in counts.items()
-        if type(count) is int and not heads[place].get('class_agnostic')
+        key: count
+        for key, count in counts.items()
+        if type(count) is int and not heads[key].get('class_agnostic')
     }

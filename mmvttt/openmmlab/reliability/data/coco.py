@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from .findings import LEARNED, Findings, Scope
@@ -31,42 +31,23 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e308
 
 
-def _is_area(value: Any) -> bool:
-    # mmdet only checks that it is above 0.
-    return type(value) in (int, float)
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) in (int, float, str)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_side(value: Any) -> bool:
-    return _is_number(value) and value > 0 and value == int(value)
-
-
 def _is_box(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 4 and all(map(_is_number, value))
 
 
-_MEANT = {
-    _is_number: 'a number',
-    _is_area: 'a number',
-    _is_id: 'a number or a text',
-    _is_text: 'a text',
-    _is_side: 'an integer above 0',
-    _is_box: 'four numbers',
-}
+# Allowed values in words, and a check.
+_ID = 'a number or a text', lambda value: type(value) in (int, float, str)
+_TEXT = 'a text', lambda value: isinstance(value, str)
+_SIDE = 'an integer above 0', lambda x: _is_number(x) and x > 0 and x == int(x)
+# mmdet only checks that it is above 0.
+_AREA = 'a number', lambda value: type(value) in (int, float)
 # The lists of a file, and the required keys of their entries.
-_ENTRIES = {
-    'images': dict(id=_is_id, file_name=_is_text, height=_is_side, width=_is_side),
+_ENTRIES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    'images': dict(id=_ID, file_name=_TEXT, height=_SIDE, width=_SIDE),
     'annotations': dict(
-        id=_is_id, image_id=_is_id, category_id=_is_id, bbox=_is_box, area=_is_area
+        id=_ID, image_id=_ID, category_id=_ID, bbox=('four numbers', _is_box), area=_AREA
     ),
-    'categories': dict(id=_is_id, name=_is_text),
+    'categories': dict(id=_ID, name=_TEXT),
 }
 
 
@@ -81,14 +62,13 @@ def check_coco(
     masks: bool,
     most: int | None = None,
 ) -> None:
-    """Checks an annotation file; if not thorough, categories and what a training would not report.
+    """Checks an annotation file; if not thorough, what a training would not report.
 
     Args:
-        path: The JSON.
-        image_folder: Folder of its images.
+        path, image_folder: The JSON, and the folder of its images.
         classes: The data set's classes, in the order of the config.
         findings: Collects the problems.
-        scope: How much to look at.
+        scope: How much to check.
         training: Whether a file without boxes is an error.
         masks: Whether masks are loaded.
         most: Objects that the model predicts in a picture (`max_per_img`), or None.
@@ -104,9 +84,8 @@ def check_coco(
     _check_categories([category['name'] for category in categories], classes, path, findings)
     sizes = {image['id']: (image['height'], image['width']) for image in images}
     names = {category['id']: category['name'] for category in categories}
-    ids = {'image_id': ('images', sizes), 'category_id': ('categories', names)}
-    for key, (part, known) in ids.items():
-        _check_kind_of_id(key, part, known, annotations, findings)
+    _check_types_of_ids('image_id', 'images', sizes, annotations, findings)
+    _check_types_of_ids('category_id', 'categories', names, annotations, findings)
     if masks and annotations and not any(ann.get('segmentation') for ann in annotations):
         findings.error(
             f'no annotation of {path} has a mask, and the config loads masks: to train boxes '
@@ -135,7 +114,7 @@ def check_coco(
         _check_values(ann, findings, masks)
     some = annotations if scope.thorough else spread(annotations, _QUICK)
     _check_corners(some, findings)
-    listed = _listed_ones(annotations, names, sizes, findings, scope)
+    listed = _in_the_lists(annotations, names, sizes, findings, scope)
     if scope.thorough:
         _check_boxes(listed, sizes, findings, masks)
         for image in images:
@@ -214,22 +193,22 @@ def _read(path: str, findings: Findings, training: bool) -> dict[str, list] | No
         parts.setdefault('annotations', [])
     wrong = [part for part in _ENTRIES if not isinstance(parts.get(part), list)]
     if wrong:
-        found = ', '.join(map(repr, parts)) or f'a {type(content).__name__}'
+        content_text = ', '.join(map(repr, parts)) or f'a {type(content).__name__}'
         findings.error(
-            f'{path} has no list {" and no list ".join(wrong)}, but {found}: it is not in the '
-            "format of COCO's instances, see docs/own_data.md"
+            f'{path} has no list {" and no list ".join(wrong)}, but {content_text}: it is not in '
+            "the format of COCO's instances, see docs/own_data.md"
         )
         return None
     return content
 
 
-def _check_kind_of_id(
-    key: str, part: str, known: Collection, annotations: Sequence[dict], findings: Findings
+def _check_types_of_ids(
+    key: str, part: str, ids: Collection, annotations: Sequence[dict], findings: Findings
 ) -> None:
     """Reports ids of mixed types: a text among numbers, or a number among texts, matches no id."""
     for ann in annotations:
         value = ann[key]
-        if value in known:
+        if value in ids:
             continue
         other: Any = str(value)
         if isinstance(value, str):
@@ -237,7 +216,7 @@ def _check_kind_of_id(
                 other = int(value)
             except ValueError:
                 continue
-        if other in known:
+        if other in ids:
             kinds = ('a text', 'numbers') if isinstance(value, str) else ('a number', 'texts')
             findings.error(
                 f'annotations whose {key} is {kinds[0]} but the ids of {part} are {kinds[1]}',
@@ -248,18 +227,19 @@ def _check_kind_of_id(
 def _whole(content: dict[str, list], part: str, findings: Findings) -> list[dict]:
     """The entries with all required keys; the others, and duplicates, are errors."""
     whole = []
-    for number, entry in enumerate(content[part]):
-        found = entry if isinstance(entry, dict) else {}
-        wrong = [key for key, right in _ENTRIES[part].items() if not right(found.get(key))]
-        if wrong:
-            key = wrong[0]
-            value = found.get(key)
-            problem = f'is missing or not {_MEANT[_ENTRIES[part][key]]}'
-            if _is_text(value) or (isinstance(value, list) and any(map(_is_text, value))):
+    for number, item in enumerate(content[part]):
+        entry = item if isinstance(item, dict) else {}
+        for key, (allowed, is_allowed) in _ENTRIES[part].items():
+            value = entry.get(key)
+            if is_allowed(value):
+                continue
+            problem = f'is missing or not {allowed}'
+            if any(isinstance(x, str) for x in (value if isinstance(value, list) else [value])):
                 problem += ' (text, not numbers)'
-            what = f'{found["id"]!r}' if _is_id(found.get('id')) else f'number {number}'
-            shown = f' has {value!r:.80}' if key in found else ''
-            findings.error(f'{part} whose {key} {problem}', f'{_ONE[part]} {what}{shown}')
+            name = f'{entry["id"]!r}' if _ID[1](entry.get('id')) else f'number {number}'
+            shown = f' has {value!r:.80}' if key in entry else ''
+            findings.error(f'{part} whose {key} {problem}', f'{_ONE[part]} {name}{shown}')
+            break
         else:
             whole.append(entry)
     for key in ('id', 'name') if part == 'categories' else ('id',):
@@ -274,7 +254,7 @@ def _whole(content: dict[str, list], part: str, findings: Findings) -> list[dict
 def _check_categories(
     names: Sequence[str], classes: Sequence[str], path: str, findings: Findings
 ) -> None:
-    """Categories of the classes: mmdet matches names, and drops other categories."""
+    """Compares the categories with the classes: mmdet matches names, and drops other categories."""
     matched = tuple(name for name in names if name in classes)
     if not matched:
         findings.error(
@@ -334,26 +314,21 @@ def _check_corners(annotations: Sequence[dict], findings: Findings) -> None:
 
     If nearly every box is in that format, it is an error.
     """
-    corners, others, judged = [], [], 0
-    for ann in annotations:
-        kind = _contradiction(ann)
-        judged += kind is not None
+    kinds = [_contradiction(ann) for ann in annotations]
+    judged = len(kinds) - kinds.count(None)
+    mostly = findings.error if kinds.count('corners') > judged / 2 else findings.warn
+    for ann, kind in zip(annotations, kinds, strict=True):
+        example = f'annotation {ann["id"]} {ann["bbox"]}'
         if kind == 'corners':
-            corners.append(ann)
+            mostly(
+                'boxes that are (x1, y1, x2, y2) according to their mask or area, instead of (x, '
+                'y, width, height)',
+                example,
+            )
         elif kind == 'other':
-            others.append(ann)
-    report = findings.error if len(corners) > judged / 2 else findings.warn
-    for ann in corners:
-        report(
-            'boxes that are (x1, y1, x2, y2) according to their mask or area, instead of (x, y, '
-            'width, height)',
-            f'annotation {ann["id"]} {ann["bbox"]}',
-        )
-    for ann in others:
-        findings.warn(
-            'boxes that are not around their mask, or smaller than their area',
-            f'annotation {ann["id"]} {ann["bbox"]}',
-        )
+            findings.warn(
+                'boxes that are not around their mask, or smaller than their area', example
+            )
 
 
 def _contradiction(ann: dict) -> str | None:
@@ -399,7 +374,7 @@ def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
     return shared / (sum(areas) - shared) if sum(areas) > shared else 1.0
 
 
-def _listed_ones(
+def _in_the_lists(
     annotations: Sequence[dict],
     categories: Collection,
     sizes: Sizes,

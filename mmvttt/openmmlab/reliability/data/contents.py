@@ -28,12 +28,7 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 
 def files_digest(root: str | os.PathLike[str], names: Iterable[str]) -> str:
-    """A digest of files: their names and sizes, and the first 4 KiB of 64 of them.
-
-    Args:
-        root: Their folder.
-        names: Paths relative to it.
-    """
+    """A digest of files in a folder: their names and sizes, and the first 4 KiB of 64 of them."""
     names = sorted(names)
     digest = hashlib.sha256()
     for name in names:
@@ -44,15 +39,10 @@ def files_digest(root: str | os.PathLike[str], names: Iterable[str]) -> str:
 
 
 def dataset_digest(dataset: Any) -> str | None:
-    """A digest of a built data set: 64 of its samples, and its annotation file.
+    """A digest of a built data set, or a wrapper of some: 64 samples, and the annotation file.
 
-    Samples count with their labels, and their files with their names and first 4 KiB.
-
-    Args:
-        dataset: A data set of mmengine or a toolbox, or a wrapper of some.
-
-    Returns:
-        None if the data set does not tell what a sample consists of.
+    Samples count with their labels, and their files with their names and first 4 KiB. None if the
+    data set does not describe its samples.
     """
     if not hasattr(dataset, 'get_data_info'):
         # mmdet's MultiImageMixDataset, say.

@@ -32,14 +32,14 @@ class DatasetConfig:
 
     Attributes:
         config: The config itself.
-        place: Its dotted key, e.g. `train_dataloader.dataset`.
+        key: Its dotted key, e.g. `train_dataloader.dataset`.
         scope: The scope in which its type is looked up.
         split: 'train', 'val' or 'test'.
         metric: Whether it is a metric.
     """
 
     config: Mapping
-    place: str = ''
+    key: str = ''
     scope: str = 'mmengine'
     split: str = ''
     metric: bool = False
@@ -109,18 +109,18 @@ class DatasetConfig:
             toolbox = base.__module__.partition('.')[0]
             methods = _KNOWN.get((toolbox, base.__name__))
             if methods is not None:
-                own = all(getattr(kind, m) is getattr(base, m) for m in methods)
-                return toolbox if own else None
+                inherited = all(getattr(kind, m) is getattr(base, m) for m in methods)
+                return toolbox if inherited else None
         return None
 
     @property
-    def own_transform(self) -> str | None:
+    def foreign_transform(self) -> str | None:
         """The first transform of the pipeline that no toolbox provides, or None."""
         with TRANSFORMS.switch_scope_and_registry(self.scope) as registry:
             for transform in self.config.get('pipeline') or ():
                 kind = transform.get('type') if isinstance(transform, Mapping) else transform
-                known = registry.get(kind) if isinstance(kind, str) else kind
-                if getattr(known, '__module__', '').partition('.')[0] not in _TOOLBOXES:
+                built = registry.get(kind) if isinstance(kind, str) else kind
+                if getattr(built, '__module__', '').partition('.')[0] not in _TOOLBOXES:
                     return str(kind)
         return None
 
@@ -147,24 +147,24 @@ def datasets_of(cfg: Mapping | Config) -> list[DatasetConfig]:
     scope = cfg.get('default_scope') or 'mmengine'
     sets: list[DatasetConfig] = []
     for split in SPLITS:
-        place = f'{split}_dataloader'
-        dataset = (cfg.get(place) or {}).get('dataset')
-        sets += innermost(dataset, f'{place}.dataset', scope, split)
-        place = f'{split}_evaluator'
-        sets += innermost(cfg.get(place), place, scope, split, metric=True)
+        loader = cfg.get(f'{split}_dataloader') or {}
+        sets += innermost(loader.get('dataset'), f'{split}_dataloader.dataset', scope, split)
+        key = f'{split}_evaluator'
+        sets += innermost(cfg.get(key), key, scope, split, metric=True)
     return sets
 
 
-def innermost(
-    config: Any, place: str = '', scope: str = 'mmengine', split: str = '', metric: bool = False
-) -> Iterator[DatasetConfig]:
-    """Yields the data sets that RepeatDataset, ConcatDataset and the like wrap."""
+def innermost(config: Any, key: str = '', *facts: Any, **metric: Any) -> Iterator[DatasetConfig]:
+    """Yields the data sets that RepeatDataset, ConcatDataset and the like wrap.
+
+    `facts` are the scope and the split.
+    """
     if isinstance(config, list | tuple):
         for index, inner in enumerate(config):
-            yield from innermost(inner, f'{place}.{index}', scope, split, metric)
+            yield from innermost(inner, f'{key}.{index}', *facts, **metric)
     elif isinstance(config, Mapping):
-        wrapped = [key for key in _WRAPPED if key in config]
-        for key in wrapped:
-            yield from innermost(config[key], f'{place}.{key}', scope, split, metric)
+        wrapped = [name for name in _WRAPPED if name in config]
+        for name in wrapped:
+            yield from innermost(config[name], f'{key}.{name}', *facts, **metric)
         if not wrapped:
-            yield DatasetConfig(config, place, scope, split, metric)
+            yield DatasetConfig(config, key, *facts, **metric)

@@ -33,7 +33,7 @@ class Findings:
     """Errors and warnings. Errors make a training fail or wrong; warnings name data that it drops.
 
     Attributes:
-        place: The data set's key in the config, e.g. `train_dataloader.dataset`.
+        key: The data set's key in the config, e.g. `train_dataloader.dataset`.
         summary: Its size, e.g. `100 images, 353 annotations`.
         classes: Names of its labels 0, 1, …, or None if unknown.
         counts: Class → objects or pictures that are learned, and those that are not, by reason.
@@ -41,22 +41,22 @@ class Findings:
         unlisted: Number of further pictures in their folder.
     """
 
-    place: str
+    key: str
     summary: str = ''
     classes: tuple[str, ...] | None = None
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     files: set[str] = field(default_factory=set)
     unlisted: int = 0
     # Examples by (whether it is an error, its text).
-    _found: dict[tuple[bool, str], list[str]] = field(default_factory=lambda: defaultdict(list))
+    _examples: dict[tuple[bool, str], list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def error(self, text: str, *example: object) -> None:
         """Adds an error. `text` is a plural if there is an example: each call counts one more."""
-        self._found[True, text] += map(str, example)
+        self._examples[True, text] += map(str, example)
 
     def warn(self, text: str, *example: object) -> None:
         """Adds a warning, as `error` does."""
-        self._found[False, text] += map(str, example)
+        self._examples[False, text] += map(str, example)
 
     @property
     def account(self) -> str:
@@ -81,7 +81,7 @@ class Findings:
 
     def _texts(self, fatal: bool) -> list[str]:
         texts = []
-        for (is_error, text), examples in self._found.items():
+        for (is_error, text), examples in self._examples.items():
             if is_error == fatal:
                 more = ', …' if len(examples) > _SHOWN else ''
                 shown = f': {", ".join(examples[:_SHOWN])}{more}'
@@ -89,8 +89,8 @@ class Findings:
         return texts
 
     def __str__(self) -> str:
-        lines = [f'{self.place}: {self.summary}' if self.summary else self.place]
+        lines = [f'{self.key}: {self.summary}' if self.summary else self.key]
         lines += [f'  {self.account}'] if self.counts else []
         lines += [f'  error    {text}' for text in self.errors]
         lines += [f'  warning  {text}' for text in self.warnings]
-        return '\n'.join(lines if self._found else [*lines, '  nothing wrong'])
+        return '\n'.join(lines if self._examples else [*lines, '  nothing wrong'])

@@ -13,13 +13,11 @@ _PARTS = ('train', 'val', 'valid', 'validation', 'test', 'training', 'testing', 
 
 
 def check_folders(dataset: Any, num_classes: int | None, findings: Findings, scope: Scope) -> None:
-    """Checks what a `CustomDataset` of mmpretrain reads.
+    """Checks the files of a `CustomDataset` of mmpretrain; if not thorough, folder names or a list.
 
     Args:
-        dataset: The data set, not loaded yet.
+        dataset, findings, scope: The data set, not loaded yet; problems; how much to check.
         num_classes: Number of classes of the head, or None.
-        findings: Collects the problems.
-        scope: How much to check; if not thorough, only folder names, or a list.
     """
     root, listed = dataset.img_prefix, dataset.ann_file
     if dataset.with_label and not listed:
@@ -37,7 +35,7 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
         if num_classes is not None and len(names) > num_classes:
             findings.error(
                 f'{root} has {len(names)} folders, and the head {num_classes} classes: set '
-                'model.head.num_classes, or move folders that are no class'
+                'model.head.num_classes, or move folders that are not classes'
             )
         _check_order(names, tuple(dataset.metainfo.get('classes') or ()), findings)
         check_unread(root, dataset.extensions, findings, scope, case=False)
@@ -58,19 +56,17 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
         findings.classes = classes
     findings.summary = f'{len(samples)} images in {listed or root}'
     findings.files = {os.path.realpath(sample['img_path']) for sample in samples}
-    known = findings.classes or ()
+    labels = findings.classes or ()
     for sample in samples:
         label = sample.get('gt_label')
-        if isinstance(label, int) and label in range(len(known)):
-            findings.counts[known[label]][LEARNED] += 1
-    for sample in samples:
+        if isinstance(label, int) and label in range(len(labels)):
+            findings.counts[labels[label]][LEARNED] += 1
         if num_classes is not None and sample.get('gt_label', 0) not in range(num_classes):
             findings.error(
                 f'labels outside the {num_classes} classes (0 to {num_classes - 1})',
                 f'{sample["img_path"]} {sample["gt_label"]}',
             )
         folder = os.path.basename(os.path.dirname(sample['img_path']))
-        label = sample.get('gt_label')
         named = listed and folder in classes and label in range(len(classes))
         if named and classes[label] != folder:
             findings.warn(

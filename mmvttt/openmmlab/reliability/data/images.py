@@ -15,8 +15,7 @@ from .findings import Findings, Scope
 
 # EXIF orientations with a rotation by 90°; OpenCV and mmcv apply them.
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
-_KEPT = 64
-# How the names of pictures end; files that are searched for them before a training.
+# Suffixes of pictures; files that are searched for them before a training.
 _PICTURES = ('.jpg', '.jpeg', '.png', '.webp', '.bmp', '.tif', '.tiff')
 _SEARCHED = 20_000
 # Formats by content, not name: for an EPS, say, Pillow would start a PostScript interpreter.
@@ -58,33 +57,22 @@ def read_image(path: str) -> ImageFacts:
     except UnidentifiedImageError:
         return ImageFacts('files that are not images')
     except Image.DecompressionBombError:
-        return _of_a_large_one(path)
+        import cv2
+
+        # Beyond Pillow's limit.
+        if cv2.imread(path, cv2.IMREAD_REDUCED_GRAYSCALE_8) is None:
+            return ImageFacts('images of more pixels than OpenCV reads (2^30), or damaged ones')
+        return ImageFacts(None, None)
     except Exception as error:
         # Pillow's decoders raise errors of any type, with numbers that differ between files.
         reason = 'truncated' if 'truncated' in str(error) else type(error).__name__
         return ImageFacts(f'images that cannot be decoded ({reason})')
 
 
-def _of_a_large_one(path: str) -> ImageFacts:
-    """Reads an image beyond Pillow's size limit with OpenCV."""
-    import cv2
-
-    pixels = cv2.imread(path, cv2.IMREAD_REDUCED_GRAYSCALE_8)
-    if pixels is None:
-        return ImageFacts('images of more pixels than OpenCV reads (2^30), or damaged ones')
-    return ImageFacts(None, None)
-
-
 def check_images(
     images: Iterable[tuple[str, tuple[int, int] | None]], findings: Findings, scope: Scope
 ) -> None:
-    """Decodes image files, several at a time; if not thorough, checks that a few exist.
-
-    Args:
-        images: Paths, with (height, width) if annotated.
-        findings: Where problems go.
-        scope: Whether to check images, and which.
-    """
+    """Decodes image files, given with (height, width) or None; else checks that a few exist."""
     images = list(images) if scope.images else []
     if not scope.thorough:
         images = spread(images)
@@ -96,30 +84,25 @@ def check_images(
             )
         return
     facts = decoded(read_image, [path for path, _ in images], scope)
-    for (path, noted), found in zip(images, facts, strict=True):
-        if found.problem:
-            findings.error(found.problem, path)
-        elif None not in (noted, found.size) and found.size != noted:
-            turned = ', turned by EXIF' if found.turned else ''
+    for (path, noted), image in zip(images, facts, strict=True):
+        if image.problem:
+            findings.error(image.problem, path)
+        elif None not in (noted, image.size) and image.size != noted:
+            turned = ', turned by EXIF' if image.turned else ''
             findings.error(
                 'images of another size than annotated',
-                f'{path} (height and width {found.size}{turned}; annotated as {noted})',
+                f'{path} (height and width {image.size}{turned}; annotated as {noted})',
             )
-        if found.deep:
+        if image.deep:
             findings.warn('images of 16 bits, read with 8', path)
 
 
 def check_unread(
     folder: str, suffixes: tuple[str, ...], findings: Findings, scope: Scope, *, case: bool = True
 ) -> None:
-    """Warns of pictures beside those that are read, whose names end otherwise.
+    """Warns of pictures in a folder that are not read because of other suffixes.
 
-    Args:
-        folder: Searched with its subfolders; if not thorough, its first files.
-        suffixes: Ends of the names that are read.
-        findings: Where problems go.
-        scope: How much to look at.
-        case: Whether capitals matter in the suffixes.
+    Looks at the first files only if not thorough; `case`: whether capitals matter in the suffixes.
     """
     for path in pictures_in(folder, scope):
         if not (path if case else path.lower()).endswith(suffixes):
@@ -147,7 +130,7 @@ def decoded(read: Callable[[str], Any], paths: list[str], scope: Scope) -> Itera
         yield from scope.progress(pool.map(read, paths), total=len(paths))
 
 
-def spread(items: list, count: int = _KEPT) -> list:
-    """At most `most` items, evenly spaced."""
+def spread(items: list, count: int = 64) -> list:
+    """At most `count` items, evenly spaced."""
     chosen = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
     return [items[i] for i in chosen]

@@ -27,11 +27,9 @@ def check_labels(
     """Checks the label maps (if not thorough, a few) and images of a `BaseSegDataset`.
 
     Args:
-        dataset: The data set, not loaded yet.
-        num_classes: Number of classes of heads and metrics; labels start at 0. None if a transform
-            of the user's may change labels.
-        findings: Collects the problems.
-        scope: How much to check.
+        dataset, findings, scope: The data set, not loaded yet; problems; how much to check.
+        num_classes: Number of classes of heads and metrics. None if a transform of the user's may
+            change labels.
         ignored: Labels that heads ignore (`ignore_index`).
     """
     names = tuple(dataset.metainfo.get('classes') or ())
@@ -73,11 +71,11 @@ def check_labels(
                     f'(0 to {limit - 1}, and {_IGNORED} for none)',
                     f'{maps[i]} ({", ".join(map(str, wrong[:6]))})',
                 )
-        nothing = seen & set(ignored)
-        if len(seen - nothing) < 2 <= len(names) and nothing and num_classes is not None:
+        void = seen & set(ignored)
+        if len(seen - void) < 2 <= len(names) and void and num_classes is not None:
             (findings.error if scope.thorough else findings.warn)(
-                f'the label maps hold {_listed(seen - nothing)} and {_listed(nothing)} alone, and '
-                f'{_listed(nothing)} means "no class", which is not learned: masks of 0 and 255 '
+                f'the label maps hold only {_listed(seen - void)} and {_listed(void)}, and '
+                f'{_listed(void)} means "no class", which is not learned: masks of 0 and 255 '
                 'need 1 instead of 255'
             )
         if scope.thorough and num_classes is not None:
