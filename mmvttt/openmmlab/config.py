@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,22 +33,25 @@ def load_config(
     cfg_options: dict[str, Any] | None = None,
     work_dir: str | None = None,
     launcher: str = 'none',
+    needed: Sequence[str] = (),
 ) -> Config:
     """Reads a config, merges the options, and determines the toolbox and the work directory.
 
-    A config without a default_scope gets its model class's toolbox.
+    A config without a default_scope gets its model class's toolbox. Checkpoints behind a URL with a
+    password are downloaded, because a config is written into logs, checkpoints and folders.
 
     Args:
         config: See `find_config`.
         cfg_options: Dotted keys and their values.
         work_dir: Output folder; default: the config's, or `work_dirs/<config's name>`.
         launcher: 'none', 'pytorch', 'slurm' or 'mpi'.
+        needed: Entries without which it cannot be used.
 
     Raises:
-        UsageError: There is no such file, it cannot be read, it or an option puts a dict in the
-            place of another value, an option sets what nothing reads, the toolbox of its
-            default_scope is not installed, two OpenMMLabs are installed over one another, or
-            torchrun has started several processes without a launcher.
+        UsageError: There is no such file, it cannot be read, an entry is missing, it or an option
+            puts a dict in the place of another value, an option sets what nothing reads, the
+            toolbox of its default_scope is not installed, two OpenMMLabs are installed over one
+            another, or torchrun has started several processes without a launcher.
     """
     if (problem := overlaid()) is not None:
         raise UsageError(problem)
@@ -78,12 +82,12 @@ def load_config(
         ) from error
     except ImportError as error:
         # A base from a missing toolbox; mmengine names its distribution.
-        missing = next((s for s, name in _TOOLBOXES.items() if name in str(error)), None)
-        if missing is None:
+        toolbox = next((s for s, name in _TOOLBOXES.items() if name in str(error)), None)
+        if toolbox is None:
             raise
         raise UsageError(
-            f"the config '{config}' inherits from {missing}, which is missing: "
-            f"pip install 'mmvttt[{extra(missing)}]'"
+            f"the config '{config}' inherits from {toolbox}, which is missing: "
+            f"pip install 'mmvttt[{extra(toolbox)}]'"
         ) from error
     except TypeError as error:
         # mmengine's error for merging a dict with something else; else one in the config's own
@@ -94,6 +98,12 @@ def load_config(
     for key in _DICTS:
         if not isinstance(cfg.get(key), dict | None):
             raise UsageError(f"{key}={cfg[key]!r} in the config '{config}': give a dict")
+    if missing := [key for key in needed if cfg.get(key) is None]:
+        raise UsageError(
+            f"the config '{cfg.filename}' has no {', '.join(missing)}; it may be a part for the "
+            '_base_ of another one'
+        )
+    _fetch_private(cfg)
     cfg.launcher = launcher
     if work_dir is not None:
         cfg.work_dir = work_dir
@@ -103,10 +113,22 @@ def load_config(
         cfg.default_scope = toolbox
     scope = cfg.get('default_scope') or 'mmengine'
     if find_spec(scope) is None:
-        known = extra(scope)
-        install = f"pip install 'mmvttt[{known}]'" if known else f'install {scope}'
+        name = extra(scope)
+        install = f"pip install 'mmvttt[{name}]'" if name else f'install {scope}'
         raise UsageError(f"the config's default_scope is '{scope}', which is missing: {install}")
     return cfg
+
+
+def _fetch_private(cfg: Any) -> None:
+    """Downloads the checkpoints of a config whose URLs have a password, and names the files."""
+    for key, value in cfg.items() if isinstance(cfg, dict | Config) else enumerate(cfg):
+        if isinstance(value, dict | list):
+            _fetch_private(value)
+        elif key in ('checkpoint', 'load_from') and isinstance(value, str) and '://' in value:
+            # Not imported with this module, which mmengine imports.
+            from ..checkpoints.sources import without_password
+
+            cfg[key] = without_password(value)
 
 
 def _require_read(cfg: Config, option: str) -> None:

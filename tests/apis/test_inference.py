@@ -14,10 +14,7 @@ from mmengine.config import Config
 from PIL import Image
 
 import mmvttt
-from mmvttt.errors import (
-    CheckpointMismatchError,
-    UsageError,
-)
+from mmvttt.errors import CheckpointMismatchError, UsageError
 from mmvttt.openmmlab.apis.inference import (
     Predictor,
     open_model,
@@ -77,6 +74,15 @@ def save_random(cfg: Config, path: Path, classes: Sequence[str]) -> Path:
     return path
 
 
+@pytest.fixture(scope='module')
+def detector(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A config and a checkpoint of a detector of people."""
+    folder = tmp_path_factory.mktemp('detector')
+    cfg = small('maskrcnn_vittt_t_pennfudan', scenes)
+    cfg.dump(folder / 'small.py')
+    return folder / 'small.py', save_random(cfg, folder / 'w.pth', ('person',))
+
+
 def is_picture(path: Path) -> bool:
     return path.is_file() and cv2.imread(str(path)) is not None
 
@@ -99,14 +105,6 @@ def test_a_segmentor_draws_a_label_map(
         assert sum(float(s.rstrip('%')) for s in shares) == pytest.approx(100, abs=1)
 
 
-def test_a_segmentor_with_another_model_s_checkpoint(scenes: Path, tmp_path: Path) -> None:
-    checkpoint = tmp_path / 'detector.pth'
-    meta = dict(dataset_meta=dict(classes=('person',)))
-    torch.save(dict(state_dict={'rpn_head.weight': torch.zeros(3)}, meta=meta), checkpoint)
-    with pytest.raises(CheckpointMismatchError, match=r'detector\.pth'):
-        open_model(small('upernet_vittt_t_camvid', scenes), checkpoint)
-
-
 def test_a_classifier_names_the_five_likeliest(
     scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,27 +123,17 @@ def test_a_classifier_names_the_five_likeliest(
     assert list(scores) == sorted(scores, reverse=True)
 
 
-def test_a_detector_names_its_boxes(scenes: Path, tmp_path: Path) -> None:
-    cfg = small('maskrcnn_vittt_t_pennfudan', scenes)
-    checkpoint = save_random(cfg, tmp_path / 'w.pth', ('person',))
+def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
+    scenes: Path, detector: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = mmvttt.load(*detector, device='cpu')
     image = scenes / 'img_dir' / 'val' / '0.jpg'
-    predictor = open_model(cfg, checkpoint)
     ((prediction, picture),) = show_images(predictor, [image], tmp_path / 'out', score_thr=0.05)
     assert is_picture(picture)
     # An untrained head gives 0.5 for each of two classes.
     assert prediction.lines
     assert all(line.startswith('person 0.') for line in prediction.lines)
     assert predictor.predict(image, score_thr=0.99).lines == []
-
-
-def test_arrays_for_a_file_an_image_and_pixels(
-    scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cfg = small('maskrcnn_vittt_t_pennfudan', scenes)
-    checkpoint = save_random(cfg, tmp_path / 'w.pth', ('person',))
-    cfg.dump(tmp_path / 'small.py')
-    predictor = mmvttt.load(tmp_path / 'small.py', checkpoint, device='cpu')
-    image = scenes / 'img_dir' / 'val' / '0.jpg'
     opened = Image.open(image).convert('RGB')
     first, *others = predictor.predict([image, str(image), opened, np.asarray(opened)], 0.05)
     count = len(first.boxes)
@@ -215,13 +203,12 @@ def test_a_video_is_drawn_frame_by_frame(
         next(show_video(open_model(cfg, checkpoint), 'nothing.mp4', out))
 
 
-def test_the_page_shows_predictions(scenes: Path, tmp_path: Path) -> None:
+def test_the_page_shows_predictions(detector: tuple, tmp_path: Path) -> None:
     pytest.importorskip('gradio')
     from mmvttt.openmmlab.apis.page import build_page
 
-    cfg = small('maskrcnn_vittt_t_pennfudan', scenes)
-    checkpoint = save_random(cfg, tmp_path / 'w.pth', ('person',))
-    page = build_page(cfg, checkpoint, 'pedestrians')
+    config, checkpoint = detector
+    page = build_page(Config.fromfile(config), checkpoint, 'pedestrians')
     photo = tmp_path / 'photo.png'
     Image.new('RGB', (64, 48)).save(photo)
     picture, words = page.fn(str(photo), 0.05)
@@ -247,11 +234,8 @@ def test_images_are_refused_before_they_are_decoded(
     text.write_text('no image')
     require_image(large)
     require_image(large, 400 * 300)
-    for path, message in (
-        (script, 'files that are not images'),
-        (text, 'files that are not images'),
-    ):
-        with pytest.raises(UsageError, match=message):
+    for path in (script, text):
+        with pytest.raises(UsageError, match='files that are not images'):
             require_image(path, 10**6)
     monkeypatch.setattr(Image.Image, 'load', lambda _: pytest.fail('decoded'))
     with pytest.raises(UsageError, match=r"'large\.png' has 400×300 pixels, and 119,999 are"):
@@ -259,14 +243,16 @@ def test_images_are_refused_before_they_are_decoded(
 
 
 def test_what_cannot_be_shown_is_named(scenes: Path, tmp_path: Path) -> None:
-    cfg = small('vittt_t_in1k', scenes)
     with pytest.raises(UsageError, match='no image'):
         list(show_images(Predictor(), ['nowhere.jpg'], tmp_path))
     with pytest.raises(UsageError, match=r'default_scope.*mmdet, mmseg, mmpretrain'):
         open_model(Config(dict(default_scope='mmengine')), 'w.pth')
-    torch.save({'state_dict': {'x.weight': torch.ones(1)}}, tmp_path / 'other.pth')
-    with pytest.raises(CheckpointMismatchError):
-        open_model(cfg, tmp_path / 'other.pth')
+    meta = dict(dataset_meta=dict(classes=('person',)))
+    content = dict(state_dict={'rpn_head.weight': torch.zeros(3)}, meta=meta)
+    torch.save(content, tmp_path / 'detector.pth')
+    for name in ('vittt_t_in1k', 'upernet_vittt_t_camvid'):
+        with pytest.raises(CheckpointMismatchError, match=r'detector\.pth'):
+            open_model(small(name, scenes), tmp_path / 'detector.pth')
 
 
 def test_no_image_is_written_over(scenes: Path, tmp_path: Path) -> None:

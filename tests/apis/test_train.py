@@ -45,12 +45,8 @@ def test_evaluation_of_the_checkpoint_gives_the_metric_of_training(run: Callable
     assert Path('a/tiny_config.py').read_bytes() == config
     assert metrics['mse'] == trained.message_hub.get_scalar('val/mse').current()
     assert len(pickle.loads(Path('predictions.pkl').read_bytes())) == 16
-
-
-def test_amp_is_for_models_with_a_backbone(run: Callable) -> None:
-    file = f'{run("train", work_dir="a").work_dir}/epoch_2.pth'
     with pytest.raises(UsageError, match='TinyModel has no backbone'):
-        run('evaluate', file, amp=True)
+        run('evaluate', 'a/epoch_2.pth', amp=True)
 
 
 def test_amp_trains_in_bf16_without_a_gpu(run: Callable) -> None:
@@ -157,9 +153,6 @@ def test_weights_of_another_model_are_an_error(run: Callable) -> None:
         run('train', cfg_options={'load_from': 'other.pth'})
     with pytest.raises(CheckpointMismatchError, match=message):
         run('evaluate', 'other.pth')
-
-
-def test_a_missing_checkpoint_is_a_sentence(run: Callable) -> None:
     with pytest.raises(UsageError, match=r"no checkpoint 'nowhere\.pth' \(looked for /"):
         run('evaluate', 'nowhere.pth')
 

@@ -15,25 +15,10 @@ from torch import Tensor, nn
 
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import UsageError
-from mmvttt.named_model import (
-    NamedModel,
-    built,
-    find_timm,
-    image_channels,
-    is_timm,
-    preprocessed,
-)
+from mmvttt.named_model import NamedModel, built, find_timm, is_timm
 
 from ..config import config_names, find_config, load_config
 
-__all__ = [
-    'DenseForward',
-    'NamedModel',
-    'find_model',
-    'image_channels',
-    'load_model',
-    'preprocessed',
-]
 # (height, width) at which the papers measure; 1333×800 is what detectors see.
 _SIZES = {'mmdet': (800, 1333), 'mmseg': (512, 512), 'mmpretrain': (224, 224)}
 
@@ -91,10 +76,7 @@ def load_model(
     checkpoint: str | None = None,
     key: str | None = None,
 ) -> NamedModel:
-    """A model of `find_model` with weights: from a checkpoint, else random or from `init_cfg`.
-
-    `key` names the entry of the checkpoint with them; see `load_pretrained`.
-    """
+    """A model with weights from a checkpoint, see `load_pretrained`, or from its `init_cfg`."""
     named = find_model(name, cfg_options)
     if hasattr(named.model, 'init_weights'):
         logger = MMLogger.get_current_instance()

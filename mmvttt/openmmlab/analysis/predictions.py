@@ -49,20 +49,17 @@ def draw_predictions(
     Args:
         config: A config of a detector (mmdet) or a segmentor (mmsegmentation), with a test set.
         checkpoint: All of its weights.
-        out_dir: Folder of the pictures, created if missing. Each has its image's name, as PNG; of
-            several images with one name all but the first also have their index.
+        out_dir: Folder of the pictures. Each has its image's name, as PNG; of several images with
+            one name all but the first also have their index.
         num_images: Number of pictures; all images if there are fewer.
         score_thr: A detector's predictions below this score are not drawn.
         device: Device of the model.
         first: Take the first images of the set, instead of evenly spread ones.
 
-    Returns:
-        The files written.
-
     Raises:
         FileNotFoundError: There is no such checkpoint, or no data.
         CheckpointError: The checkpoint cannot be read.
-        RuntimeError: It is not of this model.
+        RuntimeError: It is of another model.
         UsageError: The model is neither a detector nor a segmentor.
     """
     scope = config.get('default_scope', 'mmdet')
@@ -94,12 +91,7 @@ def draw_predictions(
 
 
 def tile(files: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Path:
-    """Composes pictures into one, two in a row, each 640 pixels wide, on white.
-
-    Args:
-        files: pictures, in the order of reading.
-        out: the picture to write; its folder is created.
-    """
+    """Composes pictures into one, two in a row, each 640 pixels wide, on white."""
     pictures = []
     for file in files:
         picture = cv2.imread(os.fspath(file))

@@ -32,11 +32,10 @@ from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.read import named_tensors, read_content, saved_classes
 from mmvttt.errors import UsageError
-from mmvttt.named_model import read_picture
+from mmvttt.named_model import image_channels, preprocessed, read_picture
 
 from ..config import load_config
 from ..registry import MODELS
-from .models import image_channels, preprocessed
 
 UNTRAINED = 'untrained'
 # Where a config names no type, it is a classifier's.
@@ -141,7 +140,7 @@ def _image_rows(
 ) -> list[dict[str, Any]]:
     """Neighbours and linear probes of whole images, by model and kind of feature."""
     (train_files, labels, names), (test_files, truth, _) = sets
-    own, rows, held = head(names), [], {}
+    classifier, rows, held = head(names), [], {}
     for name, network in models.items():
         learned, _ = pooled_features(network, batches(train_files))
         source = models['source'] if name == 'twin' else None
@@ -149,8 +148,8 @@ def _image_rows(
         held[name] = seen
         for kind, features in seen.items():
             row = dict(model=name, features=kind, **probe(learned[kind], labels, features, truth))
-            if own is not None and kind == ('class' if 'class' in seen else 'mean'):
-                weight, bias = own
+            if classifier is not None and kind == ('class' if 'class' in seen else 'mean'):
+                weight, bias = classifier
                 row['own_head'] = float(np.mean((features @ weight.T + bias).argmax(1) == truth))
             if name == 'twin':
                 row['same_neighbours'] = neighbour_agreement(held['source'][kind], features)
@@ -192,14 +191,16 @@ def _backbone(name: str, cfg_options: dict[str, Any] | None) -> tuple[dict[str, 
     if timm.is_model(name):
         cfg = timm.get_pretrained_cfg(name)
         levels = dict(mean=[255 * x for x in cfg.mean], std=[255 * x for x in cfg.std])
-        own = ROOT.build(dict(_PREPROCESSOR, **levels, to_rgb=True))
-        return dict(type='mmvttt.TimmViT', model=name), own
+        return (
+            dict(type='mmvttt.TimmViT', model=name),
+            ROOT.build(dict(_PREPROCESSOR, **levels, to_rgb=True)),
+        )
     config = load_config(name, cfg_options=cfg_options)
     init_default_scope(config.get('default_scope', 'mmengine'))
     backbone = config.model.backbone.to_dict()
     # An adapter's is inside.
-    own = config.model.get('data_preprocessor') or config.get('data_preprocessor') or {}
-    built = ROOT.build({**_PREPROCESSOR, **own}) if own else None
+    options = config.model.get('data_preprocessor') or config.get('data_preprocessor') or {}
+    built = ROOT.build({**_PREPROCESSOR, **options}) if options else None
     return backbone.get('backbone', backbone), built
 
 

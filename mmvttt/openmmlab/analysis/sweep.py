@@ -20,10 +20,11 @@ from mmvttt.analysis.curves import read_scalars
 from mmvttt.analysis.flops import count_cost
 from mmvttt.checkpoints.atomic_write import replacing
 from mmvttt.errors import UsageError
+from mmvttt.named_model import image_channels
 
 from ..build_errors import explain_build
 from ..config import load_config
-from .models import DenseForward, find_model, image_channels
+from .models import DenseForward, find_model
 
 # File in the folder of each finished training.
 RESULT = 'result.json'

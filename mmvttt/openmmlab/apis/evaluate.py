@@ -16,12 +16,12 @@ from mmvttt.deploy.cuda_graph import replay_cuda_graph
 from mmvttt.deploy.runtime import open_exported
 from mmvttt.errors import UsageError
 
+from ..config import load_config
 from ..engine.amp import autocast_backbone, backbone_for
 from ..reliability.data.annotations import check_data
 from ..reliability.weights import require_weights
 from .file_inference import run_file
-from .read_config import existing, read_config
-from .train import build_runner
+from .train import build_runner, existing
 
 _NEEDED = ('model', 'test_dataloader', 'test_cfg', 'test_evaluator')
 
@@ -68,7 +68,7 @@ def evaluate(
         raise UsageError('--cuda-graph: torch sees no CUDA GPU here; leave it out')
     if file is not None and (tta or cuda_graph):
         raise UsageError('a file predicts as it was exported: leave out --tta and --cuda-graph')
-    cfg = read_config(config, _NEEDED, **config_args)
+    cfg = load_config(config, needed=_NEEDED, **config_args)
     for folder in filter(None, (cfg.work_dir, show_dir, mistakes)):
         check_new_folder(folder)
     cfg.load_from, cfg.resume = existing(checkpoint), False

@@ -18,8 +18,9 @@ from mmvttt.deploy.export import require_format
 from mmvttt.deploy.model_file import write_model
 from mmvttt.deploy.runtime import PREPARATION
 from mmvttt.errors import UsageError
+from mmvttt.named_model import NamedModel
 
-from ..analysis.models import NamedModel, find_model, samples_of, toolbox_of
+from ..analysis.models import find_model, samples_of, toolbox_of
 from ..models.diffusion_model import refuse_diffusion
 from .predictions import Detections, LabelMap, as_outputs
 
@@ -29,12 +30,9 @@ _PIXELS, _SCORE, _UNMATCHED, _AREA = 0.5, 1e-2, 0.02, 1e-2
 
 
 class Part(nn.Module):
-    """A part of a model, as a function of the preprocessed image `(B, in_channels, H, W)`.
+    """A part of a model, `function(model, image)`, of the preprocessed image `(B, C, H, W)`.
 
-    Args:
-        model: The model.
-        function: Model and image → outputs.
-        prefixes: Beginnings of the names of its tensors.
+    Its tensors' names have the `prefixes`.
     """
 
     def __init__(
@@ -58,7 +56,7 @@ def _logits(model: Any, image: Tensor) -> Tensor:
 
 
 def _features(model: Any, image: Tensor) -> tuple[Tensor, ...]:
-    """The maps of a detector's neck: the heads' work depends on what they see."""
+    """The maps of a detector's neck; the heads' work depends on the image."""
     return tuple(model.extract_feat(image))
 
 
@@ -131,14 +129,13 @@ def export_model(
     """Writes a config's model; see `mmvttt.deploy.model_file.write_model`.
 
     Args:
-        model: See `mmvttt.openmmlab.analysis.models.find_model`.
+        model, cfg_options: See `mmvttt.openmmlab.analysis.models.find_model`.
         checkpoint, out, size, fixed_size, decompose, images: See `write_model`.
-        cfg_options: Dotted keys of the config and their values.
         predictions: Write boxes, labels and masks of a detector, or labels of a segmentor, for one
             image of this size; see `mmvttt.openmmlab.apis.predictions`. Not for a `.pt2`.
 
     Raises:
-        UsageError: A wrong suffix, a missing package, a part that has to know its sizes, a model
+        UsageError: A wrong suffix, a missing package, a part that needs a fixed size, a model
             whose predictions cannot be written.
         CheckpointError, RuntimeError: See `write_model`.
     """
@@ -154,18 +151,9 @@ def export_model(
         "for diffusers' pipelines",
     )
     network = predictor(named.model) if predictions else exportable(named.model)
-    yield from write_model(
-        named,
-        network,
-        checkpoint,
-        out,
-        size,
-        fixed_size,
-        decompose,
-        images,
-        _notes(named),
-        _compare_predictions if predictions else None,
-    )
+    comparison = _compare_predictions if predictions else None
+    options = size, fixed_size, decompose, images, _notes(named), comparison
+    yield from write_model(named, network, checkpoint, out, *options)
 
 
 def _notes(named: NamedModel) -> dict[str, str]:
@@ -192,10 +180,10 @@ def _compare_predictions(
     padding = 1 - seen[0].numel() / image[0].numel()
     if padding:
         height, width = seen.shape[2:]
-        first, second, *masks = (x[..., :height, :width] if x.dim() == 3 else x for x in outputs)
-        found = _compared(network, [first, second, *masks], seen)
-        text = f'{padding:.0%} of it is padding; and the model evaluated without: {found.text}'
-        yield replace(found, shape=tuple(image.shape), text=text, good=True)
+        cropped = [x[..., :height, :width] if x.dim() == 3 else x for x in outputs]
+        result = _compared(network, cropped, seen)
+        text = f'{padding:.0%} of it is padding; and the model evaluated without: {result.text}'
+        yield replace(result, shape=tuple(image.shape), text=text, good=True)
 
 
 def _compared(network: Any, outputs: Sequence[Tensor], image: Tensor) -> Comparison:
@@ -211,9 +199,9 @@ def _compared(network: Any, outputs: Sequence[Tensor], image: Tensor) -> Compari
     return Comparison(shape, error, text, error < _AREA and score < _SCORE)
 
 
-def _match(expected: Sequence[Tensor], found: Sequence[Tensor]) -> tuple[str, float, bool]:
+def _match(expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[str, float, bool]:
     """Counterparts of detections: same label, next score, boxes less than half a pixel apart."""
-    (dets, labels, *masks), (dets2, labels2, *masks2) = expected, found
+    (dets, labels, *masks), (dets2, labels2, *masks2) = expected, outputs
     total = max(len(dets), len(dets2))
     if total == 0:
         return 'no boxes to compare; --images gives photographs that have some', 0.0, True

@@ -16,15 +16,10 @@ from mmvttt.errors import UsageError
 
 
 def run_file(model: nn.Module, transforms: list[Any], file: ExportedFile) -> None:
-    """Has a model of mmdet, mmsegmentation or mmpretrain predict by a file.
+    """Makes a model of mmdet, mmsegmentation or mmpretrain predict by a file.
 
-    For a file of one size the image is resized to fit into it, and filled with zeros at the right
-    and below.
-
-    Args:
-        model: The model, whose own prediction goes.
-        transforms: Steps of its pipeline, where `Resize` is replaced for a file of one size.
-        file: The file.
+    For a file of one size, `Resize` among the transforms of its pipeline is replaced: the image is
+    resized to fit into it, and filled with zeros at the right and below.
 
     Raises:
         UsageError: The file has a detector's maps; later, an image does not fit into a file of one
@@ -46,7 +41,7 @@ def run_file(model: nn.Module, transforms: list[Any], file: ExportedFile) -> Non
         )
 
     def fitted(inputs: Tensor, samples: Sequence[Any], **_: Any) -> list[Any]:
-        found = []
+        results = []
         for image, sample in zip(inputs.split(1), samples, strict=True):
             height, width = sample.img_shape[:2]
             if file.size is not None and (height > file.size[0] or width > file.size[1]):
@@ -60,8 +55,8 @@ def run_file(model: nn.Module, transforms: list[Any], file: ExportedFile) -> Non
                 image = F.pad(image, (0, file.size[1] - width, 0, file.size[0] - height))
             # The padding of the preprocessor is cut off above.
             sample.set_metainfo(dict(img_padding_size=[0] * 4, padding_size=[0] * 4))
-            found.append(predict(model, file(image), sample))
-        return found
+            results.append(predict(model, file(image), sample))
+        return results
 
     model.predict = fitted
     if file.size is not None:
@@ -89,21 +84,21 @@ def _detections(model: nn.Module, outputs: list[Tensor], sample: Any) -> Any:
     height, width = sample.img_shape[:2]
     limits = dets.new_tensor([width, height, width, height])
     scale = dets.new_tensor(sample.scale_factor).repeat(2)
-    found = InstanceData(
+    instances = InstanceData(
         bboxes=dets[:, :4].clamp(min=0).minimum(limits) / scale, scores=dets[:, 4], labels=labels
     )
     if masks:
         inside = masks[0][:, None, :height, :width].float()
-        found.masks = F.interpolate(inside, sample.ori_shape[:2])[:, 0] > 0
-    sample.pred_instances = found
+        instances.masks = F.interpolate(inside, sample.ori_shape[:2])[:, 0] > 0
+    sample.pred_instances = instances
     return sample
 
 
 def _segments(model: nn.Module, outputs: list[Tensor], sample: Any) -> Any:
     height, width = sample.img_shape[:2]
-    found = outputs[0][..., :height, :width]
+    maps = outputs[0][..., :height, :width]
     if len(outputs) == 1:
-        return model.postprocess_result(found, [sample])[0]
-    labels = F.interpolate(found[:, None].float(), sample.ori_shape[:2])[0]
+        return model.postprocess_result(maps, [sample])[0]
+    labels = F.interpolate(maps[:, None].float(), sample.ori_shape[:2])[0]
     sample.pred_sem_seg = PixelData(data=labels.long())
     return sample

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,15 +151,9 @@ def show_video(
     out: str | os.PathLike[str],
     score_thr: float = 0.5,
 ) -> Iterator[list[str]]:
-    """Runs a model on every frame of a video or a camera, and writes the drawn frames as a video.
+    """Runs a model on every frame of a video, or of a camera by its number, and writes an .mp4.
 
-    Args:
-        predictor, score_thr: As in `show_images`.
-        source: A video file, or the number of a camera, which runs until the caller stops.
-        out: The .mp4 file to write.
-
-    Yields:
-        The description of each frame's prediction.
+    A camera runs until the caller stops. Yields the description of each frame's prediction.
 
     Raises:
         UsageError: There is no such video or camera.
@@ -195,13 +190,8 @@ def open_model(
 ) -> Predictor:
     """Opens a trained model of mmdet, mmsegmentation or mmpretrain.
 
-    Args:
-        config: Its config.
-        checkpoint: Its weights.
-        device: Where to run.
-        amp: Run the backbone in mixed precision.
-        file: An `.onnx` or `.xml` of `tools/export.py` that predicts in place of the model, see
-            `run_file`.
+    With `amp` its backbone runs in mixed precision. `file` is an `.onnx` or `.xml` of
+    `tools/export.py` that predicts in place of the model, see `run_file`.
 
     Raises:
         UsageError: The config is of another toolbox or has no model, or the file cannot be used.
@@ -242,18 +232,15 @@ class Predictor:
     run: Any
 
     def predict(self, images: Photo | Sequence[Photo], score_thr: float = 0.5) -> Any:
-        """Predicts for an image, or for each of a list, one at a time.
+        """Returns a `Prediction` for an image, or a list of them for a list.
 
-        Images of different sizes in one batch would be padded, and the padding changes what a TTT
-        layer learns from an image.
+        Images are predicted one at a time: images of different sizes in one batch would be padded,
+        and the padding changes what a TTT layer learns from an image.
 
         Args:
             images: A file, an image of Pillow, or pixels `(H, W, 3)` or `(H, W)`, uint8, RGB; or a
                 list of them.
             score_thr: Boxes with a lower score are left out.
-
-        Returns:
-            A `Prediction`, or a list of them for a list.
 
         Raises:
             UsageError: An image cannot be read.
@@ -284,15 +271,9 @@ class _Detector(Predictor):
             f'{classes[label]} {score:.2f} at {", ".join(f"{v:.0f}" for v in box)}'
             for label, score, box in zip(labels, scores, boxes, strict=True)
         ]
-        return Prediction(
-            classes,
-            scores,
-            labels,
-            boxes,
-            None if masks is None else np.asarray(masks, bool),
-            lines,
-            lambda: _drawn(self.run.visualizer, image, sample, pred_score_thr=score_thr),
-        )
+        masks = None if masks is None else np.asarray(masks, bool)
+        draw = partial(_drawn, self.run.visualizer, image, sample, pred_score_thr=score_thr)
+        return Prediction(classes, scores, labels, boxes, masks, lines, draw)
 
 
 class _Segmentor(Predictor):
@@ -319,9 +300,7 @@ class _Segmentor(Predictor):
         shares = np.bincount(labels.ravel(), minlength=len(self.classes)) / labels.size
         lines = [f'{self.classes[i]} {shares[i]:.1%}' for i in np.argsort(-shares) if shares[i]]
 
-        def draw() -> np.ndarray:
-            return _drawn(self.run.visualizer, image, sample)
-
+        draw = partial(_drawn, self.run.visualizer, image, sample)
         return Prediction(self.classes, None, labels, None, None, lines, draw)
 
 

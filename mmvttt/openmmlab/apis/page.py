@@ -26,18 +26,11 @@ def build_page(
 ) -> gradio.Interface:
     """Builds the page: an image and a threshold in, the drawn picture and its description out.
 
-    Uploads are refused unless they are one of the common formats and of at most `MAX_PIXELS`; files
-    are deleted after `KEPT_SECONDS`.
-
-    Args:
-        config: Of a model of mmdet, mmsegmentation or mmpretrain.
-        checkpoint: Its weights.
-        name: Heading of the page.
-        device: Where to run.
+    Uploads are refused unless they have a common format and at most `MAX_PIXELS`; files are deleted
+    after `KEPT_SECONDS`. For the arguments and other errors see `open_model`.
 
     Raises:
-        UsageError: Gradio is not installed; else as `open_model`.
-        CheckpointError: As `open_model`.
+        UsageError: Gradio is not installed.
     """
     try:
         import gradio

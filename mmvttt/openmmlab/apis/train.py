@@ -1,4 +1,4 @@
-"""Training from a config, for every toolbox: what tools/train.py calls."""
+"""Training from a config, for every toolbox, as tools/train.py does."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import Runner
 
 from mmvttt.arguments import check_config
+from mmvttt.checkpoints.sources import without_password
 from mmvttt.errors import UsageError
 
+from ..config import load_config
 from ..engine.amp import AmpOptimWrapper, warn_of_emulation
 from ..engine.hooks.compile import CompileHook
 from ..registry import hook_class, resolve_type, type_name
 from ..reliability import protect_config, protect_runner
-from .read_config import existing as _existing
-from .read_config import read_config
 from .screen import QuietRunner, layer_decay_advice, summary
 
 _WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
@@ -30,6 +30,20 @@ _WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
 def build_runner(cfg: Config) -> Runner:
     """The runner of a config: mmengine's, or the one that `runner_type` names."""
     return QuietRunner.from_cfg(cfg) if 'runner_type' not in cfg else RUNNERS.build(cfg)
+
+
+def existing(checkpoint: str | os.PathLike[str]) -> str:
+    """A checkpoint's path, expanded, or its address without a password.
+
+    Raises:
+        UsageError: There is no such file.
+    """
+    source = os.path.expanduser(os.fspath(checkpoint))
+    if '://' not in source and not os.path.isfile(source):
+        raise UsageError(
+            f'there is no checkpoint {source!r} (looked for {os.path.abspath(source)})'
+        )
+    return without_password(source)
 
 
 def enable_amp(cfg: Config) -> None:
@@ -59,29 +73,24 @@ def enable_auto_scale_lr(cfg: Config) -> None:
     cfg.auto_scale_lr.enable = True
 
 
-def choose_compile(cfg: Config, wanted: bool | None = None) -> None:
-    """Compiles the blocks of backbone and adapter with torch.compile, by a `CompileHook`.
+def choose_compile(cfg: Config, compile: bool | None = None) -> None:
+    """Adds a `CompileHook` to a config, or with `compile=False` removes it.
 
-    The config's `compile_blocks` holds options of torch.compile, or is False. A `CompileHook` that
-    the config has already stays.
-
-    Args:
-        cfg: The config, changed in place.
-        wanted: True compiles, False does not. None compiles on a GPU if `compile_blocks` is set and
-            the parameters are not sharded.
+    The config's `compile_blocks` holds options of torch.compile, or is False. None compiles on a
+    GPU if `compile_blocks` is set and the parameters are not sharded.
     """
     scope, custom = cfg.get('default_scope'), list(cfg.get('custom_hooks') or [])
     hooks = [hook for hook in custom if hook_class(hook, scope) is CompileHook]
     options = cfg.get('compile_blocks')
     if options not in (None, False):
         check_config('compile_blocks', options, 'dict(dynamic=False) or False')
-    if wanted is False:
+    if compile is False:
         cfg.custom_hooks = [hook for hook in custom if hook not in hooks]
         return
-    required = bool(wanted)
-    if wanted is None:
-        wanted = options not in (None, False) and get_device() == 'cuda' and 'strategy' not in cfg
-    if wanted and not hooks:
+    required = bool(compile)
+    if compile is None:
+        compile = options not in (None, False) and get_device() == 'cuda' and 'strategy' not in cfg
+    if compile and not hooks:
         hook = dict(type='mmvttt.CompileHook', options=dict(options or {}), required=required)
         cfg.custom_hooks = [*custom, hook]
 
@@ -124,7 +133,7 @@ def train(
             ResumeError) there is nothing good to resume from.
     """
     needed = ('model', 'train_dataloader', 'train_cfg', 'optim_wrapper')
-    cfg = read_config(config, needed, **config_args)
+    cfg = load_config(config, needed=needed, **config_args)
     if amp:
         enable_amp(cfg)
     if auto_scale_lr:
@@ -137,11 +146,11 @@ def train(
     weights = None
     if resume is not None:
         weights, cfg.resume = cfg.get('load_from'), True
-        cfg.load_from = None if resume == 'auto' else _existing(resume)
+        cfg.load_from = None if resume == 'auto' else existing(resume)
     start = protect_config(cfg, plain=plain)
     if start.checkpoint is None and weights is not None:
         # Nothing to resume: the training begins where it would without --resume.
-        cfg.resume, cfg.load_from = False, _existing(weights)
+        cfg.resume, cfg.load_from = False, existing(weights)
     runner = build_runner(cfg)
     with protect_runner(runner, start):
         print_log(f'\n{summary(runner, cfg)}', 'current')

@@ -21,127 +21,53 @@ __all__ = ['PATCHES', 'Outcome', 'Patch', 'apply_patches', 'outcomes']
 
 # Comma-separated names of patches to leave out.
 SKIP = 'MMVTTT_SKIP_PATCHES'
-PATCHES: tuple[Patch, ...] = (
-    Patch(
-        'package-paths',
-        'mmengine.utils.package_utils',
-        'configs:find_packages_by_import',
-        'mmengine needs pkg_resources (gone from setuptools 81) to find a package, '
-        'and misses editable installs',
-    ),
-    Patch(
-        'package-names',
-        'mmengine.config.utils',
-        'configs:name_packages',
-        "mmengine's table of packages lacks mmvttt and the onedl forks",
-    ),
-    Patch(
-        'dumped-types',
-        'mmengine.utils',
-        'configs:find_shadowed_modules',
-        'mmengine takes the function mmdet.models.losses.smooth_l1_loss for the module of that '
-        'name',
-    ),
-    Patch(
-        'own-configs',
-        'mmengine.config.config',
-        'configs:resolve_own_configs',
-        "mmengine requires a slash in 'mmvttt::config.py', and would look for all its types in "
-        'mmvttt',
-    ),
-    Patch(
-        'mmcv-ext',
-        # mmcv itself may be in the middle of its import: it is what imports mmengine.
-        'mmcv.utils.ext_loader',
-        'mmcv_ext:offer_stub',
-        'mmcv-lite has no compiled operators: importing mmcv.ops fails',
-    ),
-    Patch(
-        'dino-width',
-        'mmdet.models.layers.transformer.dino_layers',
-        'dino:load_original_dino',
-        "the fork's DINO cannot load the original's checkpoints: one weight is twice as wide",
-    ),
-    Patch(
-        'coco-ids',
-        'mmdet.datasets.api_wrappers.coco_api',
-        'coco:index_all',
-        'COCOeval takes an annotation with id 0 for "not matched"; pycocotools 2.0.9 and 2.0.10 '
-        'need a key `info`',
-    ),
-    Patch(
-        'inferencer-names',
-        'mmengine.infer.infer',
-        'names:infer_by_name',
-        "mmengine's inferencers know the models of their own toolbox only",
-    ),
-    Patch(
-        'hub-names',
-        'mmpretrain.apis.model',
-        'names:offer_to_hub',
-        "mmpretrain's get_model and inferencers know the models of mmpretrain only",
-    ),
-    Patch(
-        'safe-load',
-        'mmengine.runner.checkpoint',
-        'checkpoints:load_by_the_list',
-        'mmengine unpickles what comes from a URL; torch refuses its HistoryBuffer',
-    ),
-    Patch(
-        'safe-resume',
-        'mmengine.runner.checkpoint',
-        'checkpoints:drop_configs',
-        'mmengine runs the config in a checkpoint when a training resumes from it',
-    ),
-    Patch(
-        'safe-inferencer',
-        'mmengine.infer.infer',
-        'checkpoints:ask_for_config',
-        'an inferencer without a config runs the one in the checkpoint',
-    ),
-    Patch(
-        'plain-curves',
-        'mmengine.logging.history_buffer',
-        'checkpoints:save_numbers_only',
-        'with a HistoryBuffer.register_statistics no checkpoint can be read again',
-    ),
-    Patch(
-        'whole-files',
-        'mmengine.fileio.backends.local_backend',
-        'checkpoints:write_whole_files',
-        'a kill while mmengine writes a checkpoint leaves half a file by its name',
-    ),
-    Patch(
-        'full-disk',
-        'mmengine.visualization.vis_backend',
-        'checkpoints:log_without_room',
-        'a full disk ends a training, by a line of the curves that cannot be written',
-    ),
-    Patch(
-        'launcher-cpu',
-        'mmengine.dist.utils',
-        'launcher:launch_with_gloo',
-        "launcher 'pytorch' sets a CUDA device, and chooses nccl, without a GPU",
-    ),
-    Patch(
-        'ddp-cpu',
-        'mmengine.model.wrappers.distributed',
-        'launcher:wrap_without_devices',
-        'mmengine hands device ids to DDP, and leaves SyncBN in, for a model on the CPU',
-    ),
-    Patch(
-        'fsdp-cpu',
-        'mmengine.model.wrappers.fully_sharded_distributed',
-        'launcher:shard_without_devices',
-        'mmengine hands the index of a GPU to FSDP for a model that trains on the CPU',
-    ),
-    Patch(
-        'amp-cpu',
-        'mmengine.optim.optimizer.amp_optimizer_wrapper',
-        'amp:autocast_on_cpu',
-        'AmpOptimWrapper asserts that there is a GPU',
-    ),
-)
+# See `Patch`.
+PATCHES = tuple(Patch(*row) for row in (
+    ('package-paths', 'mmengine.utils.package_utils', 'configs:find_packages_by_import',
+     'mmengine needs pkg_resources (gone from setuptools 81) to find a package, and '
+     'misses editable installs'),
+    ('package-names', 'mmengine.config.utils', 'configs:name_packages',
+     "mmengine's table of packages lacks mmvttt and the onedl forks"),
+    ('dumped-types', 'mmengine.utils', 'configs:find_shadowed_modules',
+     'mmengine takes the function mmdet.models.losses.smooth_l1_loss for the module of '
+     'that name'),
+    ('own-configs', 'mmengine.config.config', 'configs:resolve_own_configs',
+     "mmengine requires a slash in 'mmvttt::config.py', and would look for all its types "
+     'in mmvttt'),
+    ('mmcv-ext', 'mmcv.utils.ext_loader', 'mmcv_ext:offer_stub',
+     'mmcv-lite has no compiled operators: importing mmcv.ops fails'),
+    ('dino-width', 'mmdet.models.layers.transformer.dino_layers', 'dino:load_original_dino',
+     "the fork's DINO cannot load the original's checkpoints: one weight is twice as "
+     'wide'),
+    ('coco-ids', 'mmdet.datasets.api_wrappers.coco_api', 'coco:index_all',
+     'COCOeval takes an annotation with id 0 for "not matched"; pycocotools 2.0.9 and '
+     '2.0.10 need a key `info`'),
+    ('inferencer-names', 'mmengine.infer.infer', 'names:infer_by_name',
+     "mmengine's inferencers know the models of their own toolbox only"),
+    ('hub-names', 'mmpretrain.apis.model', 'names:offer_to_hub',
+     "mmpretrain's get_model and inferencers know the models of mmpretrain only"),
+    ('safe-load', 'mmengine.runner.checkpoint', 'checkpoints:load_by_the_list',
+     'mmengine unpickles what comes from a URL; torch refuses its HistoryBuffer'),
+    ('safe-resume', 'mmengine.runner.checkpoint', 'checkpoints:drop_configs',
+     'mmengine runs the config in a checkpoint when a training resumes from it'),
+    ('safe-inferencer', 'mmengine.infer.infer', 'checkpoints:ask_for_config',
+     'an inferencer without a config runs the one in the checkpoint'),
+    ('plain-curves', 'mmengine.logging.history_buffer', 'checkpoints:save_numbers_only',
+     'with a HistoryBuffer.register_statistics no checkpoint can be read again'),
+    ('whole-files', 'mmengine.fileio.backends.local_backend', 'checkpoints:write_whole_files',
+     'a kill while mmengine writes a checkpoint leaves half a file by its name'),
+    ('full-disk', 'mmengine.visualization.vis_backend', 'checkpoints:log_without_room',
+     'a full disk ends a training, by a line of the curves that cannot be written'),
+    ('launcher-cpu', 'mmengine.dist.utils', 'launcher:launch_with_gloo',
+     "launcher 'pytorch' sets a CUDA device, and chooses nccl, without a GPU"),
+    ('ddp-cpu', 'mmengine.model.wrappers.distributed', 'launcher:wrap_without_devices',
+     'mmengine hands device ids to DDP, and leaves SyncBN in, for a model on the CPU'),
+    ('fsdp-cpu', 'mmengine.model.wrappers.fully_sharded_distributed',
+     'launcher:shard_without_devices',
+     'mmengine hands the index of a GPU to FSDP for a model that trains on the CPU'),
+    ('amp-cpu', 'mmengine.optim.optimizer.amp_optimizer_wrapper', 'amp:autocast_on_cpu',
+     'AmpOptimWrapper asserts that there is a GPU'),
+))  # fmt: skip
 _outcomes: dict[str, Outcome] = {}
 
 

@@ -113,12 +113,12 @@ def find_shadowed_modules() -> str | None:
 
     @wraps(original)
     def find(obj_name: str) -> Any:
-        found = original(obj_name)
+        result = original(obj_name)
         module, _, name = obj_name.rpartition('.')
-        if found is None and module:
+        if result is None and module:
             with suppress(ImportError):
-                found = getattr(import_module(module), name, None)
-        return found
+                result = getattr(import_module(module), name, None)
+        return result
 
     _replace_everywhere(original, find)
     return None
@@ -135,10 +135,10 @@ def resolve_own_configs() -> str | None:
 
     @wraps(original)
     def get_cfg_path(cfg_path: str, filename: str) -> tuple[str, str | None]:
-        scope, found, name = cfg_path.partition('::')
-        if found and scope == 'mmvttt':
+        scope, separator, name = cfg_path.partition('::')
+        if separator and scope == 'mmvttt':
             return str(own_config(name)), None
-        return in_toolbox(cfg_path) if found else original(cfg_path, filename)
+        return in_toolbox(cfg_path) if separator else original(cfg_path, filename)
 
     replace(Config, '_get_cfg_path', staticmethod(get_cfg_path))
     return None

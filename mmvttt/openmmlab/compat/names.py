@@ -36,12 +36,12 @@ def infer_by_name() -> str | None:
 
     @wraps(original)
     def load_model(self: BaseInferencer, model: str) -> tuple[Config, str | None]:
-        own = _own(model.removeprefix(_PREFIX))
-        if own is None:
+        path = _own(model.removeprefix(_PREFIX))
+        if path is None:
             return original(self, model)
         # Without weights the inferencer warns.
-        weights = f'{SCHEME}{own.stem}' if own.stem in shipped_names() else None
-        return Config.fromfile(own), weights
+        weights = f'{SCHEME}{path.stem}' if path.stem in shipped_names() else None
+        return Config.fromfile(path), weights
 
     replace(BaseInferencer, '_load_model_from_metafile', load_model)
     return None

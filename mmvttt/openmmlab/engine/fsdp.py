@@ -129,8 +129,8 @@ class BlockFSDPStrategy(FSDPStrategy):
         return {
             'state': {named[number]: value for number, value in state['state'].items()},
             'param_groups': [
-                {**group, 'params': own}
-                for group, own in zip(state['param_groups'], names, strict=True)
+                {**group, 'params': params}
+                for group, params in zip(state['param_groups'], names, strict=True)
             ],
         }
 

@@ -39,8 +39,7 @@ _EMBEDDINGS = ('pos_embed', 'cls_token', 'mask_token')
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
-    """Builds an optimizer wrapper with layer-wise learning rates, and weight decay only for
-    weights.
+    """Builds an optimizer wrapper with layer-wise rates, and weight decay only for weights.
 
     It uses `get_layer_depth(name, prefix)` of modules called `backbone`, which returns the layer
     and the number of layers; for nested ones (an adapter around a plain backbone) of the outermost
@@ -89,10 +88,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     def add_params(self, params: list[dict], module: nn.Module, **kwargs: Any) -> None:
         """Appends one group for each layer and setting to `params`.
 
-        Args:
-            params: The optimizer's groups, extended in place.
-            module: The model.
-            kwargs: mmengine's, unused: groups are formed in one pass over the whole model.
+        mmengine's other arguments are unused: one pass over the whole model forms the groups.
         """
         backbones = _backbones(module)
         undecayed = _undecayed(module)
@@ -168,12 +164,12 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 def _backbones(model: nn.Module) -> dict[str, nn.Module]:
     """The outermost backbones with `get_layer_depth`, by their parameters' prefix."""
     named = [(n, m) for n, m in model.named_modules() if n.rpartition('.')[2] == 'backbone']
-    found: dict[str, nn.Module] = {}
+    outermost: dict[str, nn.Module] = {}
     for name, module in named:
-        if hasattr(module, 'get_layer_depth') and not any(name.startswith(p) for p in found):
-            found[f'{name}.'] = module
-    if found:
-        return found
+        if hasattr(module, 'get_layer_depth') and not any(name.startswith(p) for p in outermost):
+            outermost[f'{name}.'] = module
+    if outermost:
+        return outermost
     if not named and hasattr(model, 'get_layer_depth'):
         return {'': model}
     what = ', '.join(f'{name} ({type(m).__name__})' for name, m in named) or type(model).__name__
@@ -205,10 +201,7 @@ def _is_depthwise(module: nn.Module) -> bool:
 
 
 def rates_table(groups: list[dict]) -> str:
-    """Table of an optimizer's learning rates and weight decays, equal groups in one row.
-
-    The column of layers is left out if no group has a `layer`.
-    """
+    """Table of an optimizer's rates and weight decays by layer, equal groups in one row."""
     rows: dict[tuple, list] = {}
     for group in groups:
         key = (group.get('layer'), group['lr'], group.get('weight_decay', 0))
