@@ -76,16 +76,16 @@ def versions() -> list[str]:
     # Forks have the same modules under other distribution names.
     installed = packages_distributions()
     for module, tried in _PACKAGES.items():
-        found = sorted(set(installed.get(module, ())))
+        providers = sorted(set(installed.get(module, ())))
         number, failure = _imported(module)
-        if not found and failure is not None:
+        if not providers and failure is not None:
             lines.append(f'{module:12} not installed')
             continue
-        distributions = ', '.join(f'{name} {version(name)}' for name in found)
+        distributions = ', '.join(f'{name} {version(name)}' for name in providers)
         line = f'{module:12} {number} ({distributions or "no distribution"})'
         if failure is not None:
             line += f'  cannot be imported: {failure}{_remedy(failure)}'
-        elif len(found) > 1:
+        elif len(providers) > 1:
             line += '  they share one folder: keep one of them'
         if failure is None and tried and '.'.join(number.split('.')[:2]) not in tried:
             line += f'  not tried yet; tried: {", ".join(tried)}'
@@ -100,25 +100,25 @@ def patch_lines(details: bool = False) -> list[str]:
     try:
         from .openmmlab.compat import outcomes
 
-        known = outcomes()
-        for outcome in known:
+        states = outcomes()
+        for outcome in states:
             # A patch is applied once its module has been imported.
             _imported(outcome.patch.target)
-        known = outcomes()
+        states = outcomes()
     except Exception as error:
         return [f'none: {error}']
     if details:
         return [
             line
-            for outcome in known
+            for outcome in states
             for line in (
                 f'{outcome.patch.name:16} '
                 + ('applied' if outcome.applied else f'not applied: {outcome.unneeded}'),
                 f'{"":16} {outcome.patch.why}',
             )
         ]
-    applied = sum(outcome.applied for outcome in known)
-    return [f'{applied} of {len(known)} applied; --patches lists them with their reasons']
+    applied = sum(outcome.applied for outcome in states)
+    return [f'{applied} of {len(states)} applied; --patches lists them with their reasons']
 
 
 def kernel_lines() -> list[str]:

@@ -71,16 +71,16 @@ def overlaid() -> str | None:
 
     pip silently installs the second over the first, and removing one removes files of the other.
     """
-    found = {module: providers(module) for module in PROVIDERS}
+    installed = {module: providers(module) for module in PROVIDERS}
     twice = [
         f'{module} ({" and ".join(f"{name} {version(name)}" for name in names)})'
-        for module, names in found.items()
+        for module, names in installed.items()
         if len(names) > 1
     ]
     if not twice:
         return None
-    toolboxes = [_EXTRAS[module] for module in _EXTRAS if found[module]] or ['det']
-    every = ' '.join(name for names in found.values() for name in names)
+    toolboxes = [_EXTRAS[module] for module in _EXTRAS if installed[module]] or ['det']
+    every = ' '.join(name for names in installed.values() for name in names)
     return (
         f'two distributions lie over one another: {", ".join(twice)}. Keep one OpenMMLab: pip '
         f'uninstall -y {every}, and then the maintained forks, pip install '

@@ -59,11 +59,11 @@ class NamedModel:
 
     def prepare(self, picture: Tensor) -> Tensor:
         """RGB in [0, 1], `(3, H, W)`, as the model gets it in a test, `(C, H, W)`."""
-        own = getattr(self.model, 'data_preprocessor', None)
-        if own is None and self.config is None:
-            wanted = timm.data.resolve_model_data_config(self.model)
-            return normalize(picture, wanted['mean'], wanted['std'])
-        return preprocessed(picture, own, image_channels(self.model))
+        preprocessor = getattr(self.model, 'data_preprocessor', None)
+        if preprocessor is None and self.config is None:
+            config = timm.data.resolve_model_data_config(self.model)
+            return normalize(picture, config['mean'], config['std'])
+        return preprocessed(picture, preprocessor, image_channels(self.model))
 
 
 def preprocessed(picture: Tensor, preprocessor: Any, channels: int) -> Tensor:

@@ -128,13 +128,13 @@ def describe(row: Measurement) -> str:
     what = f'{row.line} {row.mode} {row.dtype} {row.batch} × {row.height}×{row.width}'
     if row.latency_ms is None and row.peak_mib is None:
         return f'{what}: out of memory'
-    found = [] if row.gflops is None else [f'{row.gflops:.2f} GFLOPs']
+    figures = [] if row.gflops is None else [f'{row.gflops:.2f} GFLOPs']
     if row.latency_ms is not None:
-        found.append(f'{row.latency_ms:.1f} ± {row.spread_ms / 2:.1f} ms')
-        found.append(f'{row.images_per_s:.1f} images/s')
+        figures.append(f'{row.latency_ms:.1f} ± {row.spread_ms / 2:.1f} ms')
+        figures.append(f'{row.images_per_s:.1f} images/s')
     if row.peak_mib is not None:
-        found.append(f'{row.peak_mib:.0f} MiB')
-    return f'{what}: {", ".join(found)}'
+        figures.append(f'{row.peak_mib:.0f} MiB')
+    return f'{what}: {", ".join(figures)}'
 
 
 def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module | None]]:

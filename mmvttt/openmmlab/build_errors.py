@@ -32,8 +32,8 @@ def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
         return f"{name}{part!r}: give a dict with a type, such as dict(type='…')"
     if not isinstance(error, KeyError):
         # Checks of our own parts name the option, its value and what to do.
-        own = frames[-1].f_globals.get('__name__', '').startswith('mmvttt.')
-        return str(error) if own or raised else None
+        ours = frames[-1].f_globals.get('__name__', '').startswith('mmvttt.')
+        return str(error) if ours or raised else None
     kind, registry = build.f_locals.get('obj_type'), build.f_locals.get('registry')
     # Not a KeyError in a constructor, or of a config without a type.
     if not raised or not isinstance(kind, str):

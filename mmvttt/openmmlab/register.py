@@ -126,11 +126,11 @@ def require_options(kind: type, options: Mapping[str, Any]) -> None:
     Raises:
         TypeError: Names the option, one that comes close, and all of them.
     """
-    known = [*config_options(kind), 'init_cfg']
-    wrong = next((name for name in options if name not in known), None)
+    names = [*config_options(kind), 'init_cfg']
+    wrong = next((name for name in options if name not in names), None)
     if wrong is None:
         return
-    shown = [('norm_cfg' if name == 'norm_layer' else name) for name in known]
+    shown = [('norm_cfg' if name == 'norm_layer' else name) for name in names]
     backbone = options.get('backbone')
     if backbone is not None and wrong in config_options(type(backbone)):
         advice = f', {type(backbone).__name__} does: write it into the dict of its backbone'

@@ -87,13 +87,13 @@ def foreign_part(option: str, name: str) -> Any:
     """
     registry = _PARTS.get(option, root.MODELS)
     try:
-        found = registry.get(name)
-        if found is None and registry is root.MODELS:
+        part = registry.get(name)
+        if part is None and registry is root.MODELS:
             with registry.switch_scope_and_registry(None) as scoped:
-                found = scoped.get(name)
+                part = scoped.get(name)
     except RuntimeError:
         return None
-    return found
+    return part
 
 
 def resolve_type(kind: Any, registry: root.Registry, scope: str | None) -> Any:

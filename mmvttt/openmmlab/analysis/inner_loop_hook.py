@@ -80,13 +80,13 @@ class InnerLoopHook(Hook):
         layers = inspect_training(getattr(model, 'backbone', model), images, tokens=False)
         scalars = [layer.scalars() for layer in layers]
         drifts = [s['drift'] for s in scalars]
-        found = dict(
+        logged = dict(
             inner_drift_min=min(drifts),
             inner_drift_max=max(drifts),
             inner_before=sum(s['loss_first'] for s in scalars) / len(scalars),
             inner_after=sum(s['loss_last'] for s in scalars) / len(scalars),
         )
-        for name, value in found.items():
+        for name, value in logged.items():
             runner.message_hub.update_scalar(f'train/{name}', value)
         for layer, values in zip(layers, scalars, strict=True):
             self._warn(layer, values)

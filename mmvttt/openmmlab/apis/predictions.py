@@ -139,8 +139,8 @@ class Detections(nn.Module):
         logits, deltas = roi.bbox_head(self._pool('bbox', features, regions))
         scores, boxes = _classify(roi.bbox_head, regions, logits, deltas, size)
         cfg = model.test_cfg.rcnn
-        places, labels = (scores > cfg.score_thr).nonzero().unbind(1)
-        boxes, scores = boxes[places, labels], scores[places, labels]
+        rows, labels = (scores > cfg.score_thr).nonzero().unbind(1)
+        boxes, scores = boxes[rows, labels], scores[rows, labels]
         keep = _suppress(boxes, scores, labels, cfg.nms, size)[: cfg.max_per_img]
         boxes, labels = boxes[keep], labels[keep]
         dets = torch.cat([boxes, scores[keep, None]], 1)
@@ -175,10 +175,10 @@ class Detections(nn.Module):
         return roi.shared_head(pooled) if roi.with_shared_head else pooled
 
 
-def as_outputs(found: Any) -> tuple[Tensor, ...]:
+def as_outputs(instances: Any) -> tuple[Tensor, ...]:
     """Instances of mmdet as `Detections` returns them."""
-    dets = torch.cat([found.bboxes, found.scores[:, None]], 1)
-    return (dets, found.labels, found.masks) if 'masks' in found else (dets, found.labels)
+    dets = torch.cat([instances.bboxes, instances.scores[:, None]], 1)
+    return (dets, instances.labels, *([instances.masks] if 'masks' in instances else []))
 
 
 def _has_plain_stages(model: nn.Module) -> bool:
@@ -255,8 +255,8 @@ def _paste(masks: Tensor, boxes: Tensor, size: torch.Size) -> Tensor:
 
     def weights(low: Tensor, high: Tensor, side: int, cells: int) -> Tensor:
         pixels = torch.arange(side) + 0.5
-        place = (pixels - low[:, None]) / (high - low).clamp(min=1e-6)[:, None] * cells - 0.5
-        return (1 - (place[..., None] - torch.arange(cells)).abs()).clamp(min=0)
+        position = (pixels - low[:, None]) / (high - low).clamp(min=1e-6)[:, None] * cells - 0.5
+        return (1 - (position[..., None] - torch.arange(cells)).abs()).clamp(min=0)
 
     x1, y1, x2, y2 = boxes.unbind(1)
     rows = weights(y1, y2, size[0], masks.shape[1])
@@ -294,8 +294,8 @@ class _Sizes(torch.Tensor):
                 args, kwargs = tree_map(_as_plain, operands)
                 out = func(*args, **kwargs)
                 out = list(out) if isinstance(out, Iterator) else out
-                kept = tree_map(_as_sizes, out)
-        return iter(kept) if func is torch.Tensor.__iter__ else kept
+                sizes = tree_map(_as_sizes, out)
+        return iter(sizes) if func is torch.Tensor.__iter__ else sizes
 
 
 def _as_plain(x: Any) -> Any:

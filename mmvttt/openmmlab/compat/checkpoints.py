@@ -41,10 +41,10 @@ def _with_history(content: Any) -> Any:
 
     hub = content.get('message_hub') if isinstance(content, dict) else None
     curves = hub.get('log_scalars') if isinstance(hub, dict) else None
-    found = curves if isinstance(curves, dict) else {}
-    for name, curve in found.items():
+    log = curves if isinstance(curves, dict) else {}
+    for name, curve in log.items():
         if isinstance(curve, LogCurve):
-            found[name] = HistoryBuffer(curve.values, curve.counts, curve.max_length)
+            log[name] = HistoryBuffer(curve.values, curve.counts, curve.max_length)
     return content
 
 

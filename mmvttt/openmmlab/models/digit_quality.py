@@ -82,13 +82,13 @@ class DigitQuality(BaseMetric):
         images = torch.stack([image for image, _ in results])
         labels = torch.tensor([label for _, label in results])
         sets = {'': (images, labels), 'real_': (real.images, real.labels)}
-        found = {}
+        measures = {}
         with torch.no_grad():
             reference = classifier.features(training.images)
             for name, (pictures, classes) in sets.items():
                 hits = classifier(pictures).argmax(1) == classes
                 features = classifier.features(pictures)
-                found[f'{name}accuracy'] = hits.double().mean().item()
-                found[f'{name}frechet'] = frechet_distance(features, reference)
-                found[f'{name}nearest'] = nearest_distance(pictures, training.images)
-        return found
+                measures[f'{name}accuracy'] = hits.double().mean().item()
+                measures[f'{name}frechet'] = frechet_distance(features, reference)
+                measures[f'{name}nearest'] = nearest_distance(pictures, training.images)
+        return measures

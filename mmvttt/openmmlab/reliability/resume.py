@@ -43,13 +43,13 @@ def choose_checkpoint(cfg: Config) -> str | None:
     if not resume:
         return None
     work_dir = os.path.abspath(cfg.work_dir)
-    wanted = resume if isinstance(resume, str) else cfg.get('load_from')
-    if wanted is not None and '://' in wanted:
-        return wanted
+    named = resume if isinstance(resume, str) else cfg.get('load_from')
+    if named is not None and '://' in named:
+        return named
     verdict: list[Any] = [None, None]
     if get_rank() == 0:
         try:
-            verdict[0] = _choose(work_dir, wanted)
+            verdict[0] = _choose(work_dir, named)
         except ResumeError as error:
             verdict[1] = str(error)
     broadcast_object_list(verdict)
@@ -73,17 +73,17 @@ def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, lis
     Returns:
         The path or None, and a message for each checkpoint that was skipped.
     """
-    passed_over, found = [], []
+    passed_over, checkpoints = [], []
     pointed = _pointed(Path(work_dir))
     for path in candidates(work_dir):
         try:
             run, step = _place(path)
-            found.append((step, path == pointed, str(path), run))
+            checkpoints.append((step, path == pointed, str(path), run))
         except CheckpointError as error:
             passed_over.append(str(error))
-    runs = {run for *_, is_pointed, _, run in found if is_pointed}
-    found = [f for f in found if not runs or f[-1] in runs]
-    return (max(found)[2] if found else None), passed_over
+    runs = {run for *_, is_pointed, _, run in checkpoints if is_pointed}
+    checkpoints = [f for f in checkpoints if not runs or f[-1] in runs]
+    return (max(checkpoints)[2] if checkpoints else None), passed_over
 
 
 def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
@@ -206,9 +206,9 @@ def _is_optimizer(state: Any) -> bool:
 def candidates(work_dir: str | os.PathLike[str]) -> list[Path]:
     """Files that may be checkpoints."""
     work_dir = Path(work_dir)
-    found = {p.resolve() for p in work_dir.glob('*.pth') if not p.name.startswith('best_')}
+    files = {p.resolve() for p in work_dir.glob('*.pth') if not p.name.startswith('best_')}
     pointed = _pointed(work_dir)
-    return sorted(found | ({pointed} if pointed else set()))
+    return sorted(files | ({pointed} if pointed else set()))
 
 
 def states(work_dir: str | os.PathLike[str]) -> dict[str, tuple[int, int]]:
@@ -230,19 +230,19 @@ def _pointed(work_dir: Path) -> Path | None:
     return None
 
 
-def _choose(work_dir: str, wanted: str | None) -> str | None:
+def _choose(work_dir: str, named: str | None) -> str | None:
     """Rank 0's path, relative if it is in the work directory.
 
     Raises:
         ResumeError: See `choose_checkpoint`.
     """
-    if wanted is not None:
-        path = os.path.realpath(wanted)
+    if named is not None:
+        path = os.path.realpath(named)
         problem = why_not_resumable(path) if os.path.exists(path) else 'does not exist'
         if problem:
             other, _ = latest_checkpoint(os.path.dirname(path))
             advice = f'; the newest good one in its folder is {other!r}' if other else ''
-            raise ResumeError(f'the checkpoint {wanted!r} {problem}{advice}')
+            raise ResumeError(f'the checkpoint {named!r} {problem}{advice}')
     else:
         latest, passed_over = latest_checkpoint(work_dir)
         for message in passed_over:
@@ -271,8 +271,8 @@ def _fingerprint(path: str) -> str:
 def _found_here(chosen: str | None, work_dir: str) -> tuple[str, str]:
     """Fingerprint of rank 0's choice on this node, and the message if it differs."""
     if chosen is None:
-        own = candidates(work_dir)
-        return ('some', f"has '{own[0]}'") if own else ('none', '')
+        files = candidates(work_dir)
+        return ('some', f"has '{files[0]}'") if files else ('none', '')
     if not os.path.exists(chosen):
         return '', f'lacks {chosen!r}'
     # Rank 0 has read the whole file; on other nodes one rank does, and the rest read its index.
@@ -285,9 +285,9 @@ def _found_here(chosen: str | None, work_dir: str) -> tuple[str, str]:
 
 def _require_same(chosen: str | None, work_dir: str) -> None:
     """Raises a ResumeError on all ranks if a rank's fingerprint differs from rank 0's."""
-    place = f'node {socket.gethostname()!r} (rank {get_rank()})'
-    (first, (expected, _)), *others = all_gather_object((place, _found_here(chosen, work_dir)))
-    problems = [f'{there} {text}' for there, (found, text) in others if found != expected]
+    node = f'node {socket.gethostname()!r} (rank {get_rank()})'
+    (first, (expected, _)), *others = all_gather_object((node, _found_here(chosen, work_dir)))
+    problems = [f'{there} {text}' for there, (mark, text) in others if mark != expected]
     if not problems:
         return
     more = f' (and {len(problems) - 4} more)' if len(problems) > 4 else ''

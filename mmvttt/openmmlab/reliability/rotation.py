@@ -45,8 +45,8 @@ class Rotation:
                 del info[key]
         for key, kind in ((_KEPT, int), (_OUTDATED, str)):
             if key in info:
-                found = info[key] if isinstance(info[key], list) else []
-                info[key] = [i for i in found if isinstance(i, kind)]
+                items = info[key] if isinstance(info[key], list) else []
+                info[key] = [i for i in items if isinstance(i, kind)]
         # mmengine would remove entries beyond the limit, including folders of any kind.
         self._keep(info.get(_KEPT, []))
 
@@ -91,5 +91,5 @@ class Rotation:
 
     def _is_ours(self, name: str) -> bool:
         before, _, after = self.template.partition('{}')
-        own = re.compile(rf'{re.escape(before)}\d+{re.escape(after)}')
-        return bool(_OURS.fullmatch(name) or own.fullmatch(name))
+        regular = re.compile(rf'{re.escape(before)}\d+{re.escape(after)}')
+        return bool(_OURS.fullmatch(name) or regular.fullmatch(name))

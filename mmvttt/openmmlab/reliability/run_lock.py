@@ -147,6 +147,6 @@ def _raised_on_all_ranks() -> Iterator[None]:
         yield
     except UsageError as error:
         problem = str(error)
-    found = next(filter(None, all_gather_object(problem)), None)
-    if found:
-        raise UsageError(found)
+    message = next(filter(None, all_gather_object(problem)), None)
+    if message:
+        raise UsageError(message)

@@ -70,8 +70,8 @@ class SeededDataset:
             built = registry.DATASETS.build(dataset)
         # Shared with the forked data workers.
         bad = torch.zeros(len(built) if skip_bad_samples else 0, dtype=torch.bool).share_memory_()
-        own = dict(_dataset=built, _config=dataset, _allowed=skip_bad_samples, _bad=bad)
-        vars(self).update(own, _sized=not hasattr(built, 'get_data_info'))
+        state = dict(_dataset=built, _config=dataset, _allowed=skip_bad_samples, _bad=bad)
+        vars(self).update(state, _sized=not hasattr(built, 'get_data_info'))
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -81,8 +81,8 @@ def flatten(value: Any, key: str = 'config') -> Iterator[tuple[str, str]]:
 def training_settings(cfg: Config) -> dict[str, str]:
     """Settings that determine a training step, for the checkpoint."""
     parts = {name: cfg[name] for name in _TRAINING if cfg.get(name) is not None}
-    found = (pair for name, part in parts.items() for pair in flatten(part, name))
-    return {key: text for key, text in found if key.rpartition('.')[2] not in _FREE}
+    pairs = (pair for name, part in parts.items() for pair in flatten(part, name))
+    return {key: text for key, text in pairs if key.rpartition('.')[2] not in _FREE}
 
 
 def differences(before: Any, now: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -138,8 +138,8 @@ def require_same(facts: Mapping[str, str]) -> None:
     """
     if get_world_size() == 1:
         return
-    place = f'node {socket.gethostname()!r} (rank {get_rank()})'
-    (first, there), *others = all_gather_object((place, dict(facts)))
+    node = f'node {socket.gethostname()!r} (rank {get_rank()})'
+    (first, there), *others = all_gather_object((node, dict(facts)))
     for other, here in others:
         for name in [*there, *here]:
             a, b = there.get(name, 'nothing'), here.get(name, 'nothing')
