@@ -221,8 +221,9 @@ DOORS: dict[str, Callable[[Path, dict], Any]] = {
 }
 
 
-@pytest.mark.parametrize('form', ['zip, protocol 2', 'before 1.6'])
-@pytest.mark.parametrize('door', DOORS)
+@pytest.mark.parametrize(
+    ('door', 'form'), [*((door, 'zip, protocol 2') for door in DOORS), ('load_from', 'before 1.6')]
+)
 def test_no_door_runs_what_a_checkpoint_brings(
     door: str,
     form: str,
