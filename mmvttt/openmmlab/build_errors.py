@@ -11,14 +11,7 @@ _NO_PART = ('cfg should be a dict', 'must contain the key "type"', 'type must be
 
 
 def explain_build(error: KeyError | TypeError | ValueError) -> str | None:
-    """Explains an unknown type, such as 'Vittt' for 'mmvttt.Vittt', or an option of a type.
-
-    Args:
-        error: The error of building something from a config.
-
-    Returns:
-        A message for the author of the config; None for other errors.
-    """
+    """A message for an unknown type or option in a config that was built; None for other errors."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     build = next((f for f in frames[::-1] if f.f_code.co_name == 'build_from_cfg'), None)
     if build is None:

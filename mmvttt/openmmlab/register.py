@@ -121,11 +121,7 @@ def config_options(kind: type) -> list[str]:
 
 
 def require_options(kind: type, options: Mapping[str, Any]) -> None:
-    """Refuses an option that a class of the library does not have.
-
-    Raises:
-        TypeError: Names the option, one that comes close, and all of them.
-    """
+    """Refuses an option that a class of the library does not have, and names one that it has."""
     names = [*config_options(kind), 'init_cfg']
     wrong = next((name for name in options if name not in names), None)
     if wrong is None:
@@ -173,8 +169,7 @@ for _registry, _own in (
 class InheritViT:
     """Loads the checkpoint of a ViT into T⁵: `init_cfg=dict(type='mmvttt.InheritViT', …)`.
 
-    Args:
-        options: Of `load_inherited`: `checkpoint`, `prefix`, `ema`, ….
+    Its options are those of `load_inherited`.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -14,9 +14,8 @@ from mmengine import registry as root
 class OwnRegistry(root.Registry):
     """A registry with the scope `mmvttt`.
 
-    Attributes:
-        on_demand: Type → module that registers it, imported once a config names the type: such a
-            module imports a toolbox, or diffusers.
+    `on_demand` has modules by the type that they register; they import a toolbox, or diffusers, and
+    are imported once a config names the type.
     """
 
     _imported: bool
@@ -76,15 +75,7 @@ _PARTS = {'inner': INNER_MODELS, 'loss': INNER_LOSSES, 'key_norm': KEY_NORMS}
 
 
 def foreign_part(option: str, name: str) -> Any:
-    """The registered part of another package that an option of the library names.
-
-    Args:
-        option: Name of the option: 'mixer', 'inner', 'loss', 'key_norm', 'norm_layer', ….
-        name: Registered name, with the scope of its package or the current one.
-
-    Returns:
-        A class or function; None where mmengine finds none.
-    """
+    """The class or function of another package that an option of the library names, or None."""
     registry = _PARTS.get(option, root.MODELS)
     try:
         part = registry.get(name)
@@ -97,16 +88,10 @@ def foreign_part(option: str, name: str) -> Any:
 
 
 def resolve_type(kind: Any, registry: root.Registry, scope: str | None) -> Any:
-    """The class that the `type` of a config means.
+    """The class that the `type` of a config means; None where mmengine would not find it.
 
-    Args:
-        kind: The class itself, as in pure-Python configs; its name, with or without a scope; or
-            its module and name, as such a config is dumped.
-        registry: mmengine's root of what it is.
-        scope: The config's `default_scope`.
-
-    Returns:
-        None, where mmengine would not find it.
+    `kind` is the class itself, as in pure-Python configs; its name, with or without a scope; or its
+    module and name, as such a config is dumped.
     """
     if not isinstance(kind, str):
         return kind

@@ -46,18 +46,9 @@ class Mistakes(BaseMetric):
     coloured by their share of the row; classes that are not in the data have no row). Classifiers
     are counted by image and segmentors by labelled pixel. Boxes are counted by their truth: from
     the highest score down to 0.3, each takes the free truth that it overlaps most, by an IoU of 0.5
-    or more, whatever its class; what is left over is `background`.
-    Of boxes `precision_recall.png` is drawn too, by pycocotools, so that its APs are the log's:
-    precision over recall as it is, and with one kind of mistake after the other forgiven. The rest
-    was not found.
-
-    Args:
-        folder: For the files.
-        scope: 'mmdet', 'mmseg' or 'mmpretrain'.
-        dataset: The set that is tested, whose boxes are the truth of a detector.
-
-    Raises:
-        UsageError: Another scope.
+    or more, whatever its class; what is left over is `background`. `precision_recall.png` of boxes
+    is by pycocotools, so that its APs are the log's: as it is, and with one kind of mistake after
+    the other forgiven. `dataset` has the true boxes of a detector.
     """
 
     default_prefix = 'mistakes'
@@ -212,9 +203,7 @@ def _draw_precision(folder: Path, results: Sequence[tuple], classes: int) -> Non
 def precision_curves(results: Sequence[tuple], classes: int) -> dict[str, np.ndarray]:
     """COCO's precision at 101 recalls from 0 to 1, by what is forgiven: the mean over classes.
 
-    Args:
-        results: True and detected boxes of each image, see `Mistakes._boxes`.
-        classes: Number of classes.
+    `results` has the boxes of each image, see `Mistakes._boxes`.
     """
     strict = _coco_precision(results, classes)
     # Boxes of other classes become regions to ignore: who hits them is not wrong.

@@ -49,18 +49,11 @@ def draw_predictions(
     Args:
         config: A config of a detector (mmdet) or a segmentor (mmsegmentation), with a test set.
         checkpoint: All of its weights.
-        out_dir: Folder of the pictures. Each has its image's name, as PNG; of several images with
-            one name all but the first also have their index.
-        num_images: Number of pictures; all images if there are fewer.
+        out_dir: Each picture has its image's name, as PNG; of several images with one name all but
+            the first also have their index.
+        num_images, first: How many images are taken, evenly spread or the first ones.
         score_thr: A detector's predictions below this score are not drawn.
-        device: Device of the model.
-        first: Take the first images of the set, instead of evenly spread ones.
-
-    Raises:
-        FileNotFoundError: There is no such checkpoint, or no data.
-        CheckpointError: The checkpoint cannot be read.
-        RuntimeError: It is of another model.
-        UsageError: The model is neither a detector nor a segmentor.
+        device: Of the model.
     """
     scope = config.get('default_scope', 'mmdet')
     if scope not in _DRAWINGS:

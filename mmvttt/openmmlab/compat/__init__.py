@@ -72,11 +72,7 @@ _outcomes: dict[str, Outcome] = {}
 
 
 def left_out() -> set[str]:
-    """Names of the patches that the environment disables.
-
-    Raises:
-        ValueError: There is no patch of a name in the variable.
-    """
+    """Names of the patches that the environment disables; a ValueError if there is none of it."""
     names = {name for name in os.environ.get(SKIP, '').replace(' ', '').split(',') if name}
     patches = [patch.name for patch in PATCHES]
     for name in sorted(names - {*patches, 'startup'}):
@@ -88,11 +84,7 @@ def left_out() -> set[str]:
 
 
 def apply_patches() -> None:
-    """Schedules every patch for the import of its module, except disabled ones.
-
-    Raises:
-        ValueError: See `left_out`.
-    """
+    """Schedules every patch for the import of its module, except disabled ones."""
     skipped = left_out()
     for patch in PATCHES:
         if patch.name in skipped:

@@ -48,13 +48,7 @@ def is_installed(package: str) -> bool:
 
 
 def get_installed_path(package: str) -> str:
-    """The folder of a package, given the name of its distribution or module.
-
-    Uses the import system, which is right for editable installs too.
-
-    Raises:
-        PackageNotFoundError: Nothing of that name can be imported.
-    """
+    """The folder of a package, given the name of its distribution or module, also if editable."""
     for module in _modules_of(package):
         path = _module_path(module)
         if path is not None:

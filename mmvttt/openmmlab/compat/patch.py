@@ -24,12 +24,7 @@ class Patch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """State of a patch in this process.
-
-    Attributes:
-        patch: The patch.
-        unneeded: Why it is not needed, or None if it was applied.
-    """
+    """State of a patch in this process: `unneeded` says why it is not, None if it was applied."""
 
     patch: Patch
     unneeded: str | None

@@ -16,9 +16,6 @@ class DigitImages(BaseDataset):
     Args:
         split: 'train' (1437 images), or 'test' (the other 360).
         options: Options of mmengine's `BaseDataset`, e.g. `pipeline`.
-
-    Raises:
-        UsageError: scikit-learn is missing.
     """
 
     METAINFO: ClassVar[Mapping[str, Any]] = dict(classes=tuple('0123456789'))

@@ -8,11 +8,7 @@ from ..registry import MODELS
 
 @MODELS.register_module()
 class BoxTTAModel(DetTTAModel):
-    """A `DetTTAModel` that leaves out masks, which mmdet cannot merge, instead of failing.
-
-    Args:
-        kwargs: See `DetTTAModel`.
-    """
+    """A `DetTTAModel` that leaves out masks, which mmdet cannot merge, instead of failing."""
 
     def _merge_single_sample(self, data_samples: list[DetDataSample]) -> DetDataSample:
         for sample in data_samples:

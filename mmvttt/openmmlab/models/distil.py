@@ -32,10 +32,6 @@ class Distil(BaseModel):
         sizes: Heights and widths to which the batches of a training are resized, one drawn for
             each; None leaves the pipeline's.
         data_preprocessor, init_cfg: As of mmengine's models.
-
-    Raises:
-        UsageError: If the backbone has no `init_cfg`, or is not linearized.
-        ValueError: If the loss does not exist.
     """
 
     def __init__(

@@ -16,11 +16,7 @@ from ..registry import TASK_UTILS
 
 @TASK_UTILS.register_module()
 class FP32AnchorGenerator(AnchorGenerator):
-    """An `AnchorGenerator` that returns fp32 anchors where bf16 or fp16 is asked for.
-
-    Args:
-        kwargs: Options of `AnchorGenerator`.
-    """
+    """An `AnchorGenerator` that returns fp32 anchors where bf16 or fp16 is asked for."""
 
     def single_level_grid_priors(
         self,

@@ -17,11 +17,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @MODELS.register_module()
 class FP32RoIExtractor(SingleRoIExtractor):
-    """A `SingleRoIExtractor` that works in fp32 where its features are in bf16 or fp16.
-
-    Args:
-        kwargs: Options of `SingleRoIExtractor`.
-    """
+    """A `SingleRoIExtractor` that works in fp32 where its features are in bf16 or fp16."""
 
     def forward(self, feats: tuple[Tensor, ...], *args: Any, **kwargs: Any) -> Tensor:
         """Maps of the pyramid `(B, C, h_i, w_i)`, boxes `(K, 5)` → `(K, C, h, w)`."""

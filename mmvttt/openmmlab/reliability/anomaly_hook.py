@@ -102,11 +102,7 @@ class AnomalyHook(Hook):
         self._release()
 
     def require_finite(self) -> None:
-        """Checks the losses since the last check, on all ranks.
-
-        Raises:
-            AnomalyError: One of them was not finite.
-        """
+        """Raises an AnomalyError on all ranks if a loss since the last check was not finite."""
         first = self._first_bad()
         if first is not None:
             self._report_late(*first)

@@ -47,9 +47,6 @@ class CheckpointHook(hooks.CheckpointHook):
         exit_code: Exit status after a SIGTERM. A scheduler that restarts only failed jobs
             (Kubernetes) needs a nonzero one; shells use 143 for SIGTERM.
         kwargs: Arguments of mmengine's hook.
-
-    Raises:
-        TypeError: There is no such option.
     """
 
     def __init__(self, *args: Any, exit_code: int = 0, **kwargs: Any) -> None:
@@ -71,11 +68,7 @@ class CheckpointHook(hooks.CheckpointHook):
         self._retry_at = math.inf
 
     def before_train(self, runner: Runner) -> None:
-        """Removes leftovers of a killed run, and starts receiving signals.
-
-        Raises:
-            UsageError: Another training writes to the same folder.
-        """
+        """Locks the folder, removes leftovers of a killed run, and starts receiving signals."""
         folder = self._folder(runner)
         if '://' not in folder:
             self._lock = RunLock(folder)
@@ -154,11 +147,7 @@ class CheckpointHook(hooks.CheckpointHook):
             self._stop(runner)
 
     def after_train(self, runner: Runner) -> None:
-        """Stops listening; tries a last time to write what could not be written.
-
-        Raises:
-            UsageError: It cannot be written.
-        """
+        """Stops listening; tries a last time to write what could not be written."""
         if self._unsaved:
             self._save_now(runner, runner.iter)
         self._stop_listening()

@@ -54,12 +54,9 @@ def unsaved_state(part: Any) -> str | None:
 
 
 def make_exact(cfg: Config) -> str | None:
-    """Puts the loops, sampler and data set of this module into the config of a training.
+    """Puts the loops, sampler and data set of this module into a config, unless it has them.
 
-    Does nothing to a config that has them already.
-
-    Returns:
-        None, or why this config's run cannot be resumed exactly; the config is then unchanged.
+    Returns why its run cannot be resumed exactly; the config is then unchanged.
     """
     loader, loop = cfg.train_dataloader, cfg.train_cfg
     if not isinstance(loader, ConfigDict) or not isinstance(loop, ConfigDict):
@@ -103,8 +100,7 @@ class ExactBatchSampler(Sampler):
     Empty until the loops of this module call `begin`.
 
     Args:
-        sampler: Yields indices; set by mmengine.
-        batch_size: Images of a batch and process; set by mmengine.
+        sampler, batch_size: Set by mmengine.
         batch_sampler: Config of the batch sampler; None is torch's.
         drop_last: Without a `batch_sampler`: whether to drop an incomplete batch.
     """
@@ -166,8 +162,7 @@ class ExactBatchSampler(Sampler):
 class _ExactLoop(BaseLoop):
     """Shared by both loops: the start, a step's seeds, and a missed validation.
 
-    Args:
-        other_data: Whether to resume with data of other contents than the checkpoint's.
+    With `other_data` a resume takes data of other contents than the checkpoint's.
     """
 
     _iter: int
@@ -186,9 +181,7 @@ class _ExactLoop(BaseLoop):
     def _restore_position(self) -> None:
         """Continues the order of the data from the run that wrote the checkpoint.
 
-        Raises:
-            UsageError: The data differs in length between ranks.
-            ResumeError: The steps of the two runs do not correspond, or the data is another one.
+        Raises a ResumeError if the steps of the two do not correspond, or the data is another one.
         """
         hub, sampler = self.runner.message_hub, self.dataloader.batch_sampler
         if not isinstance(sampler, ExactBatchSampler):

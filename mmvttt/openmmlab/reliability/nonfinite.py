@@ -26,10 +26,7 @@ def first_bad_module(
 ) -> str:
     """Repeats a forward of the losses, and describes the first module with a non-finite output.
 
-    Args:
-        model: In training mode; its buffers are restored afterwards.
-        args, kwargs: Arguments of the forward.
-        random_numbers: The `random_state` before the forward.
+    `random_numbers` is the `random_state` before it. The model's buffers are restored afterwards.
     """
     last = description = ''
 

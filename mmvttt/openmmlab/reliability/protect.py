@@ -41,11 +41,9 @@ _REGULAR = re.compile(r'(epoch|iter)_\d+\.pth')
 
 @dataclass(frozen=True)
 class Start:
-    """State of a work directory before a training.
+    """State of a work directory before a training: what it resumes from, and its checkpoints.
 
-    Attributes:
-        checkpoint: The checkpoint that the training resumes from, or None.
-        files: Size and time of the folder's checkpoints, by name.
+    `files` has their sizes and times by name.
     """
 
     checkpoint: str | None

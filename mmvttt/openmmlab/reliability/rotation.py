@@ -19,13 +19,8 @@ _OURS = re.compile(r'(best_[^/\\]+|(epoch|iter)_\d+)\.pth')
 class Rotation:
     """Keeps track of a run's checkpoints in the message hub, so that a resumed run continues.
 
-    A replaced checkpoint is marked first, and removed after the next one is written.
-
-    Args:
-        hub: Message hub of the run.
-        folder: Folder of the checkpoints.
-        template: File name of a regular checkpoint, with `{}` for its epoch or step.
-        keep: Number of regular checkpoints to keep; 0 or less: all.
+    A replaced checkpoint is marked first, and removed after the next one is written. The file names
+    of regular checkpoints follow `template`; `keep` of them stay, all if it is 0 or less.
     """
 
     def __init__(self, hub: MessageHub, folder: str, template: str, keep: int) -> None:
@@ -72,12 +67,7 @@ class Rotation:
         self.hub.update_info(_OUTDATED, [n for n in names if not n.startswith('best_')])
 
     def remove_replaced(self, backend: Any, current: Any) -> None:
-        """Removes replaced checkpoints that are regular files of this run.
-
-        Args:
-            backend: mmengine's storage backend of the folder.
-            current: Path of the latest checkpoint, which stays.
-        """
+        """Removes replaced checkpoints of this run, by the folder's backend, except the current."""
         names = self.hub.runtime_info.pop(_OUTDATED, [])
         for name in {*names} - {os.path.basename(str(current))}:
             path = backend.join_path(self.folder, name)

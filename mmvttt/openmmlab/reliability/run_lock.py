@@ -24,11 +24,8 @@ _NAME = '.running'
 class RunLock:
     """Lock on a folder, which the system releases when the process ends in any way.
 
-    Forked data workers do not inherit it. The lock file names the process that holds it.
-
-    Args:
-        folder: Created if missing.
-        option: Command-line option of the folder, for the message.
+    Forked data workers do not inherit it. The lock file names the process that holds it, the error
+    the `option` of the command line that gives another folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str], option: str = '--work-dir') -> None:
@@ -37,13 +34,9 @@ class RunLock:
         self._file: int | None = None
 
     def acquire(self, check: Callable[[], None] = lambda: None) -> None:
-        """Takes the lock on rank 0; without one if the system or the disk has none.
+        """Takes the lock on rank 0, where the system and the disk have locks, and calls `check`.
 
-        Args:
-            check: Called on rank 0 with the lock; its UsageError is raised on all ranks.
-
-        Raises:
-            UsageError: On all ranks: another process has it. Names process and host.
+        Its UsageError, or that another process has the lock, is raised on all ranks.
         """
         with _raised_on_all_ranks():
             if not is_main_process():

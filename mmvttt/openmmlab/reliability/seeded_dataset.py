@@ -58,11 +58,8 @@ class SeededDataset:
     Args:
         dataset: Config of the data set.
         skip_bad_samples: Number of items with an unreadable image or label map to replace by the
-            next good one, with a warning each; shared by the data workers of a process.
-
-    Raises:
-        DataError: The data set cannot be built, or an item cannot be loaded, because of the named
-            annotation, image or label map.
+            next good one, with a warning each; shared by the data workers of a process. Others are
+            a DataError that names the file.
     """
 
     def __init__(self, dataset: dict, skip_bad_samples: int = 0) -> None:
@@ -113,8 +110,7 @@ class SeededDataset:
     def _look_at_size(self, index: int, item: dict) -> bool:
         """Warns of an image of another size than annotated, whose boxes are then misplaced.
 
-        Returns:
-            Whether to stop checking: after one warning, or if no size is annotated.
+        True after one warning, or if no size is annotated: then nothing is left to check.
         """
         info = self._dataset.get_data_info(index)
         noted = (info.get('height'), info.get('width')) if isinstance(info, dict) else (None, None)

@@ -86,11 +86,7 @@ def training_settings(cfg: Config) -> dict[str, str]:
 
 
 def differences(before: Any, now: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Settings that differ between a checkpoint and the config, with both values.
-
-    Returns:
-        Differences where a resume takes the checkpoint's value, and where it takes the config's.
-    """
+    """Settings that a resume takes from the checkpoint, and from the config, where they differ."""
     restored: list[str] = []
     others: list[str] = []
     # A checkpoint of mmengine's own has none.
@@ -106,12 +102,7 @@ def differences(before: Any, now: Mapping[str, str]) -> tuple[list[str], list[st
 def require_same_training(cfg: Config, sets: Iterable[DatasetConfig]) -> None:
     """Initialises a distributed training, and checks that all processes run the same one.
 
-    Args:
-        cfg: Its config.
-        sets: The config's data sets.
-
-    Raises:
-        UsageError: On all ranks: the first difference, and the node that has it.
+    Else a UsageError on all ranks names the first difference, and the node that has it.
     """
     if cfg.get('launcher', 'none') == 'none':
         return
@@ -131,11 +122,7 @@ def require_same_training(cfg: Config, sets: Iterable[DatasetConfig]) -> None:
 
 
 def require_same(facts: Mapping[str, str]) -> None:
-    """Compares facts, by name, with the facts of all other ranks.
-
-    Raises:
-        UsageError: See `require_same_training`.
-    """
+    """Compares facts, by name, with those of all other ranks; see `require_same_training`."""
     if get_world_size() == 1:
         return
     node = f'node {socket.gethostname()!r} (rank {get_rank()})'

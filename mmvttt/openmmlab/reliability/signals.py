@@ -42,8 +42,7 @@ class Requests:
     """Receives SIGTERM, SIGINT, SIGHUP and SIGUSR1; all ranks act on them at the same step.
 
     Attributes:
-        group: Group of all ranks on CPUs, with any backend, so that asking does not wait for a GPU.
-            None with a single process.
+        group: All ranks on CPUs, so that asking does not wait for a GPU; None with one process.
         name: The signal received, or 'a signal' if another rank has received it.
         listening: Between `listen` and `close`.
     """

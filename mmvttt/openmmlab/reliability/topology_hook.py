@@ -61,14 +61,10 @@ class TopologyHook(Hook):
 
 
 def advise(rate: float, base: int, images: int, accumulated: int, scaled: bool) -> str | None:
-    """Advice if a step has another number of images than the learning rate is meant for.
+    """Advice if a step has another number of images than the config's rate is meant for (`base`).
 
-    Args:
-        rate: Learning rate of the config.
-        base: Images of a step for which it is meant.
-        images: Images of a step, over all processes and accumulated batches.
-        accumulated: Batches of a step.
-        scaled: Whether mmengine scales the rate, by the images of one batch.
+    `images` are those of all processes and `accumulated` batches; mmengine has scaled the rate by
+    the images of one batch.
     """
     right = f'{rate * images / base:.3g}'
     if scaled and accumulated > 1:

@@ -42,20 +42,10 @@ def make_digits(
 
     Args:
         root: the folder to make. It appears in one step when all is written; an older set of ours
-            with other parameters is replaced.
-        num_train: training images.
-        num_val: held-out images.
+            with other parameters is replaced, anything else is a FileExistsError.
+        num_train, num_val: images of the two splits.
         size: side of the square images, in pixels.
         seed: seed of all random numbers.
-
-    Returns:
-        `root` as a path.
-
-    Raises:
-        ValueError: for counts below 1, a size below 32 or too large for the photographs, a negative
-            seed.
-        FileExistsError: if `root` holds something that is not a set of ours.
-        ModuleNotFoundError: without scikit-learn or scikit-image.
     """
     root = Path(root)
     check_int('num_train', num_train)

@@ -41,14 +41,9 @@ def compose(
     size: int,
     rng: np.random.Generator,
 ) -> Scene:
-    """Draws one scene at random. Digits never overlap, so that every mask is whole.
+    """Draws a scene of `size` × `size` pixels. Digits never overlap, so that every mask is whole.
 
-    Args:
-        photos: `(H, W, 3)` uint8 each, by name.
-        regions: the parts of them that may be background; each holds a `size` × `size` crop.
-        digits: those that may be pasted.
-        size: S, in pixels.
-        rng: all that is random here.
+    `regions` are the parts of photographs that may be background; each holds a crop.
     """
     background = _crop(regions, size, rng)
     photo, (top, left) = photos[background.photo], (background.top, background.left)

@@ -35,11 +35,7 @@ class Digit:
 
 
 def load_photos() -> dict[str, np.ndarray]:
-    """Photographs as `(H, W, 3)` uint8 RGB: those that the wheels themselves hold, so no download.
-
-    Raises:
-        ModuleNotFoundError: without scikit-learn and scikit-image, saying how to install them.
-    """
+    """Photographs as `(H, W, 3)` uint8 RGB, which the wheels themselves hold: no download."""
     with _named_where_missing():
         from skimage import data
         from sklearn.datasets import load_sample_image
@@ -61,11 +57,7 @@ def load_photos() -> dict[str, np.ndarray]:
 
 
 def load_digits() -> list[Digit]:
-    """The 1797 handwritten digits of scikit-learn (UCI's optical recognition test set).
-
-    Raises:
-        ModuleNotFoundError: without scikit-learn, saying how to install it.
-    """
+    """The 1797 handwritten digits of scikit-learn (UCI's optical recognition test set)."""
     with _named_where_missing():
         from sklearn import datasets
     bunch = datasets.load_digits()
@@ -92,13 +84,7 @@ def split_photos(
 ) -> dict[str, list[Region]]:
     """Cuts every photograph across its longer side: val gets one end, train all the rest.
 
-    Args:
-        photos: from `load_photos`.
-        size: side, in pixels, of the square crops that both parts must hold.
-        rng: decides which end val gets.
-
-    Raises:
-        ValueError: if a photograph is too small for two crops of this size.
+    Both parts must hold a crop of `size` × `size` pixels; a ValueError if one is too small.
     """
     # Both parts of the smallest photograph hold a crop.
     largest = min(min(min(p.shape[:2]), max(p.shape[:2]) // 2) for p in photos.values())

@@ -62,7 +62,6 @@ def check_data(
         sets: The config's `datasets_of`, if the caller has them.
 
     Raises:
-        ValueError: There is no such split.
         MissingDataError: See `check_paths`.
         DataError: No class is a category, a file is not JSON, there is nothing to learn, a label is
             outside the classes, …, with a remedy.
@@ -92,7 +91,6 @@ def check_paths(cfg: Config, sets: Sequence[DatasetConfig], splits: Sequence[str
     Skips remote paths (`s3://…`), storage backends (`backend_args`) and downloaded data.
 
     Raises:
-        ValueError: There is no such split.
         MissingDataError: Names what is missing, where it was expected, and how to change the path.
     """
     if unknown := [split for split in splits if split not in _KINDS]:

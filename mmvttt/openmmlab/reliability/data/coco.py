@@ -64,14 +64,8 @@ def check_coco(
 ) -> None:
     """Checks an annotation file; if not thorough, what a training would not report.
 
-    Args:
-        path, image_folder: The JSON, and the folder of its images.
-        classes: The data set's classes, in the order of the config.
-        findings: Collects the problems.
-        scope: How much to check.
-        training: Whether a file without boxes is an error.
-        masks: Whether masks are loaded.
-        most: Objects that the model predicts in a picture (`max_per_img`), or None.
+    A `training` file without boxes is an error. A model predicts at most `most` objects in a
+    picture (`max_per_img`).
     """
     if not scope.thorough and os.path.getsize(path) > LARGEST:
         return

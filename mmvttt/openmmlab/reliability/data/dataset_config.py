@@ -30,12 +30,7 @@ _KNOWN = {
 class DatasetConfig:
     """The config of one data set, without its wrappers; or of a metric, which reads files too.
 
-    Attributes:
-        config: The config itself.
-        key: Its dotted key, e.g. `train_dataloader.dataset`.
-        scope: The scope in which its type is looked up.
-        split: 'train', 'val' or 'test'.
-        metric: Whether it is a metric.
+    Its dotted key is such as `train_dataloader.dataset`; its type is looked up in the scope.
     """
 
     config: Mapping

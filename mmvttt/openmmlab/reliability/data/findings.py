@@ -17,8 +17,7 @@ class Scope:
     """How much of a data set is checked.
 
     Attributes:
-        thorough: Every annotation and file; else quick checks, which find what ruins most
-            trainings.
+        thorough: Every annotation and file; else quick checks of what ruins most trainings.
         images: Whether to decode the images, or if not thorough, to check that some exist.
         progress: Wraps the iteration over files, such as `rich.progress.track`.
     """

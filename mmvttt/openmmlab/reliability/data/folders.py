@@ -15,9 +15,7 @@ _PARTS = ('train', 'val', 'valid', 'validation', 'test', 'training', 'testing', 
 def check_folders(dataset: Any, num_classes: int | None, findings: Findings, scope: Scope) -> None:
     """Checks the files of a `CustomDataset` of mmpretrain; if not thorough, folder names or a list.
 
-    Args:
-        dataset, findings, scope: The data set, not loaded yet; problems; how much to check.
-        num_classes: Number of classes of the head, or None.
+    The data set is not loaded yet; `num_classes` are the head's.
     """
     root, listed = dataset.img_prefix, dataset.ann_file
     if dataset.with_label and not listed:

@@ -26,11 +26,8 @@ def check_labels(
 ) -> None:
     """Checks the label maps (if not thorough, a few) and images of a `BaseSegDataset`.
 
-    Args:
-        dataset, findings, scope: The data set, not loaded yet; problems; how much to check.
-        num_classes: Number of classes of heads and metrics. None if a transform of the user's may
-            change labels.
-        ignored: Labels that heads ignore (`ignore_index`).
+    The data set is not loaded yet. `num_classes` are the heads' and metrics', None if a user's
+    transform may change labels; heads ignore the labels `ignored`.
     """
     names = tuple(dataset.metainfo.get('classes') or ())
     for label in sorted(ignored):
