@@ -15,7 +15,6 @@ example: python tools/benchmark.py vittt_tiny_patch16_224 deit_tiny_patch16_224 
 import argparse
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -104,10 +103,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help='then again by a CUDA graph: inference on a GPU, without the time of the host',
     )
     parser.add_argument(
-        '--keep-going', action='store_true', help='a case that fails is a line, not the end'
-    )
-    parser.add_argument('--seconds', type=positive, help='start nothing new after that')
-    parser.add_argument(
         '--repeats', type=positive, default=10, help='timed batches; the median counts'
     )
     parser.add_argument('--warmup', type=not_negative, default=3, help='batches before them')
@@ -137,24 +132,15 @@ def describe(row: Measurement) -> str:
     return f'{what}: {", ".join(figures)}'
 
 
-def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module | None]]:
-    """Names and networks: each unchanged, then by a CUDA graph, compiled; then exported
-    files. None for a missing model.
-    """
+def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module]]:
+    """Names and networks: each unchanged, then by a CUDA graph, compiled; then exported files."""
     mixed = not all(map(is_timm, args.models))
     for name in args.models:
         options = args.cfg_options or {}
         if mixed and is_timm(name):
             # Only the keys that are not meant for the other configs.
             options = {key: value for key, value in options.items() if '.' not in key}
-        try:
-            named = find_model(name, options, weightless=args.computed)
-        except UsageError as error:
-            if not args.keep_going:
-                raise
-            print(f'missing: {name}: {error}', flush=True)
-            yield name, None
-            continue
+        named = find_model(name, options, weightless=args.computed)
         model = named.backbone if args.backbone else named.model
         yield named.name, named.dense(model)
         if args.cuda_graph:
@@ -168,37 +154,17 @@ def models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module | None]]:
         yield f'{Path(path).stem} (openvino)', OpenVINOFile(path)
 
 
-def run(args: argparse.Namespace, rows: list[Measurement]) -> bool:
-    """Measures or computes every case, prints it, and adds it to `rows`; whether all succeeded."""
+def run(args: argparse.Namespace, rows: list[Measurement]) -> None:
+    """Measures or computes every case, prints it, and adds it to `rows`."""
     sizes = [tuple(args.shape)] if args.shape else [(side, side) for side in args.sizes]
-    end = time.monotonic() + (args.seconds or float('inf'))
-    complete = True
     for name, model in models(args):
-        if model is None:
-            complete = False
-            continue
         kinds = args.attention if choose_attention(model, args.attention[0]) else ['']
-        cases = list(product(kinds, args.dtype, args.batch, sizes))
-        for kind, dtype, batch, size in cases:
-            what = f'{name} {dtype} {batch} × {size[0]}×{size[1]}'
-            if time.monotonic() > end:
-                print(f'missing: {what}: no time left', flush=True)
-                complete = False
-                continue
+        for kind, dtype, batch, size in product(kinds, args.dtype, args.batch, sizes):
             choose_attention(model, kind)
-            try:
-                row = one_case(args, name, model, dtype, batch, size)
-            except Exception as error:
-                if not args.keep_going:
-                    raise
-                # A contender's failure is a result.
-                print(f'missing: {what}: {type(error).__name__}: {error}'.splitlines()[0][:200])
-                complete = False
-                continue
+            row = one_case(args, name, model, dtype, batch, size)
             rows.append(replace(row, attention=kind))
             write_csv(rows, args.out)
             print(describe(rows[-1]), flush=True)
-    return complete
 
 
 def one_case(
@@ -270,7 +236,7 @@ def main(argv: list[str] | None = None) -> None:
             # After Ctrl-C, report what was measured so far.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             try:
-                complete = run(args, tables[0])
+                run(args, tables[0])
             except KeyboardInterrupt:
                 print('missing: what comes after this, for it was interrupted', flush=True)
                 complete = False
