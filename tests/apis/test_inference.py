@@ -193,9 +193,9 @@ def test_a_video_is_drawn_frame_by_frame(
     classes = tuple(f'kind {i}' for i in range(11 if 'camvid' in name else 7))
     checkpoint = save_random(cfg, tmp_path / 'w.pth', classes)
     out = tmp_path / 'out' / 'clip.mp4'
-    found = list(show_video(open_model(cfg, checkpoint), clip, out))
-    assert len(found) == 4
-    assert all(line.startswith('kind ') for lines in found for line in lines)
+    frames = list(show_video(open_model(cfg, checkpoint), clip, out))
+    assert len(frames) == 4
+    assert all(line.startswith('kind ') for lines in frames for line in lines)
     written = cv2.VideoCapture(str(out))
     assert written.get(cv2.CAP_PROP_FRAME_COUNT) == 4
     assert written.get(cv2.CAP_PROP_FPS) == 10

@@ -76,19 +76,19 @@ def test_detections_are_mmdet_s(make: Any) -> None:
     model = built(make())
     network, image = predictor(model), torch.randn(1, 3, *SIZE)
     with torch.no_grad():
-        found = network(image)
+        outputs = network(image)
         sample = model.predict(image, samples_of(image), rescale=False)[0]
     expected = as_outputs(sample.pred_instances)
-    assert len(network.names) == len(found) == len(expected)
+    assert len(network.names) == len(outputs) == len(expected)
     assert len(expected[0]) >= 5
-    assert [x.dtype for x in found] == [x.dtype for x in expected]
+    assert [x.dtype for x in outputs] == [x.dtype for x in expected]
     # The order of Mask2Former's boxes is free in both.
-    orders = [x[0][:, 4].argsort(descending=True, stable=True) for x in (found, expected)]
-    for a, b in zip(found, expected, strict=True):
+    orders = [x[0][:, 4].argsort(descending=True, stable=True) for x in (outputs, expected)]
+    for a, b in zip(outputs, expected, strict=True):
         # fp32: boxes moved apart for the suppression, masks interpolated by products.
         torch.testing.assert_close(a[orders[0]].float(), b[orders[1]].float(), atol=1e-4, rtol=0)
-    if len(found) == 3:
-        assert found[2].any()
+    if len(outputs) == 3:
+        assert outputs[2].any()
 
 
 def test_boxes_around_masks_are_mmdet_s() -> None:
@@ -165,8 +165,8 @@ class Eager(nn.Module):
     @torch.no_grad()
     def forward(self, image: Tensor) -> Any:
         assert self.size in (None, tuple(image.shape[2:]))
-        found = self.network(image)
-        return [found] if isinstance(found, Tensor) else found
+        outputs = self.network(image)
+        return [outputs] if isinstance(outputs, Tensor) else outputs
 
 
 def test_a_file_predicts_in_place_of_a_detector(
@@ -258,9 +258,9 @@ def described(cfg: Config, make: Any, size: tuple[int, int] | None, folder: Path
 def test_a_file_predicts_in_place_of_a_model(
     make: Any, of: Any, size: Any, percent: float, tmp_path: Path
 ) -> None:
-    expected, found = described(make(), of, size, tmp_path)
-    assert len(found) > 1
-    assert found == pytest.approx(expected, abs=percent, rel=0)
+    expected, by_file = described(make(), of, size, tmp_path)
+    assert len(by_file) > 1
+    assert by_file == pytest.approx(expected, abs=percent, rel=0)
 
 
 def test_a_pipeline_that_cannot_be_fitted_to_a_file(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_detections_out_of_a_file(make: Any, suffix: str, tmp_path: Path) -> Non
         str(tmp_path / 'noise.png'), np.random.default_rng(0).integers(0, 255, (90, 130, 3))
     )
     out = tmp_path / f'boxes{suffix}'
-    (found,) = export_model(
+    (comparison,) = export_model(
         str(tmp_path / 'config.py'),
         tmp_path / 'w.pth',
         out,
@@ -293,7 +293,7 @@ def test_detections_out_of_a_file(make: Any, suffix: str, tmp_path: Path) -> Non
         predictions=True,
         images=[tmp_path / 'noise.png'],
     )
-    assert 'boxes are the same' in found.text
+    assert 'boxes are the same' in comparison.text
     file = open_exported(out)
     assert file.size == SIZE
     assert file.names[:2] == ('dets', 'labels')
@@ -312,8 +312,8 @@ def test_the_label_map_of_a_mask2former_out_of_onnx(tmp_path: Path) -> None:
     cfg = reduce_model(get_config('mmseg::mask2former/mask2former_r50_8xb2-160k_ade20k-512x512.py'))
     cfg.dump(tmp_path / 'config.py')
     out = tmp_path / 'labels.onnx'
-    (found,) = export_model(str(tmp_path / 'config.py'), None, out, SIZE, predictions=True)
-    assert found.error < 1e-2
+    (comparison,) = export_model(str(tmp_path / 'config.py'), None, out, SIZE, predictions=True)
+    assert comparison.error < 1e-2
     labels, scores = OnnxFile(out)(torch.rand(1, 3, *SIZE))
     assert labels.shape == scores.shape == (1, *SIZE)
     assert labels.dtype == torch.int64

@@ -239,7 +239,7 @@ def test_a_segmentor_with_tta(tmp_path: Path) -> None:
         with open(tmp_path / 'mistakes/confusion_matrix.csv') as file:
             counts = [row[1:] for row in csv.reader(file)][1:]
         assert sum(int(cell) for row in counts for cell in row) == labelled
-    assert all('mIoU' in found for found in metrics)
+    assert all('mIoU' in measured for measured in metrics)
     assert metrics[0] != metrics[1]
 
 

@@ -44,9 +44,9 @@ def test_texts_without_quotes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_unknown_option_of_the_checkpoint_hook_is_a_sentence() -> None:
-    with pytest.raises(TypeError) as found:
+    with pytest.raises(TypeError) as caught:
         HOOKS.build(dict(type='mmvttt.CheckpointHook', intervall=3))
-    assert explain_build(found.value).startswith('CheckpointHook has no option intervall; allowed')
+    assert explain_build(caught.value).startswith('CheckpointHook has no option intervall; allowed')
 
 
 @pytest.mark.parametrize('make', [os.mkdir, os.mkfifo])

@@ -42,8 +42,8 @@ def test_nan_stays_in_its_image_and_is_seen(model: nn.Module) -> None:
     for number, row, column in ((math.nan, 0, 0), (math.inf, 32, 39), (-math.inf, 17, 5)):
         image = clean.clone()
         image[0, :, row, column] = number
-        found = model(image)
+        maps = model(image)
         # A number that is not finite reaches the last map, and no other image.
-        assert not found[-1][0].isfinite().all()
-        for a, b in zip(found, expected, strict=True):
+        assert not maps[-1][0].isfinite().all()
+        for a, b in zip(maps, expected, strict=True):
             torch.testing.assert_close(a[1], b[1], rtol=0, atol=1e-5)

@@ -78,9 +78,9 @@ def test_a_reduced_copy_steps_and_predicts(name: str) -> None:
     # Layers behind one that begins at 0 stay (DINO's boxes, deformable attention).
     assert moved > 0.9 * len(before)
     with torch.no_grad():
-        found = model.eval()(**model.data_preprocessor(batch_for(cfg)), mode='predict')
-    assert len(found) == 2
-    for sample in found:
+        samples = model.eval()(**model.data_preprocessor(batch_for(cfg)), mode='predict')
+    assert len(samples) == 2
+    for sample in samples:
         if cfg.default_scope == 'mmpretrain':
             assert len(sample.pred_score) == cfg.model.head.num_classes
         elif cfg.default_scope == 'mmseg':
@@ -110,9 +110,9 @@ def test_its_pipelines_load_a_labelled_image(name: str, tmp_path: Path) -> None:
     cfg = Config.fromfile(CONFIGS / f'{name}.py')
     init_default_scope(cfg.default_scope)
     for loader in (cfg.train_dataloader, cfg.test_dataloader):
-        found = Compose(loader.dataset.pipeline)(copy.deepcopy(info))
-        assert found['inputs'].shape[0] == 3
-        sample = found['data_samples']
+        item = Compose(loader.dataset.pipeline)(copy.deepcopy(info))
+        assert item['inputs'].shape[0] == 3
+        sample = item['data_samples']
         if cfg.default_scope == 'mmpretrain':
             assert sample.gt_label.tolist() == [3]
         elif cfg.default_scope == 'mmseg':

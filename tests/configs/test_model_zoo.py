@@ -66,9 +66,9 @@ def test_results_are_the_papers_and_say_so(model: dict) -> None:
         return
     assert model['Metadata']['Results From'].startswith('the paper (')
     written = re.search(r'# The .*result.*: (.*)\.', head)[1]
-    found = {k.replace('Top 1 Accuracy', 'Top-1'): v for k, v in metrics(model).items()}
+    by_metric = {k.replace('Top 1 Accuracy', 'Top-1'): v for k, v in metrics(model).items()}
     for name, value in re.findall(r'([\w -]+?) ([\d.]+)(?:, |$)', written):
-        assert found[name] == float(value)
+        assert by_metric[name] == float(value)
     source = re.search(r'Tab\. \d+', head)[0]
     assert source in model['Metadata']['Results From']
 
@@ -112,12 +112,12 @@ def test_counts_of_the_papers(pattern: str) -> None:
     for size, (params, flops) in zip('tsb', PRINTED[pattern], strict=False):
         name = pattern.replace('?', size)
         meta = MODELS[NAMES.index(name)]['Metadata']
-        found = meta['Paper FLOPs'] / 1e9
+        gflops = meta['Paper FLOPs'] / 1e9
         if INEXACT.search(name):
-            assert found == pytest.approx(flops, rel=0.013)
+            assert gflops == pytest.approx(flops, rel=0.013)
         else:
             # To the digits that are printed.
-            assert round(found, len(str(flops).partition('.')[2])) == flops
+            assert round(gflops, len(str(flops).partition('.')[2])) == flops
         if params is not None:
             # With the adapter, ViT³-S has 29.2M here and "30M" there, ViT-S 27.49M and "28M", ViT-B
             # 99.48M and "100M".

@@ -148,8 +148,8 @@ NEW = re.compile(r'(mixer|attn)\.(inner\.w\d|[qk]_conv\.(weight|bias))$')
 
 
 def recipe_of(name: str) -> Recipe:
-    (found,) = [recipe for pattern, recipe in RECIPES.items() if fnmatch(name, pattern)]
-    return found
+    (recipe,) = [recipe for pattern, recipe in RECIPES.items() if fnmatch(name, pattern)]
+    return recipe
 
 
 def one_of_each() -> list[str]:
@@ -200,8 +200,8 @@ def test_stochastic_depth(pattern: str) -> None:
     for name in (n for n in NAMES if fnmatch(n, pattern)):
         backbone = load_config(name).model.backbone
         size = 'tsb'.index(re.search(r'_([tsb])_', name)[1])
-        found = backbone.get('backbone', backbone).get('drop_path_rate', 0.0)
-        assert found == DROP_PATHS[pattern][size], name
+        rate = backbone.get('backbone', backbone).get('drop_path_rate', 0.0)
+        assert rate == DROP_PATHS[pattern][size], name
 
 
 def test_an_adapter_drops_as_its_backbone_does() -> None:
@@ -302,8 +302,8 @@ def layer(name: str) -> int:
 def test_learning_rate_by_step(schedule: str) -> None:
     length, expected = RATES[schedule]
     names = [n for n in NAMES if recipe_of(n).schedule == schedule]
-    found = {str(load_config(n).param_scheduler) + str(load_config(n).train_cfg) for n in names}
-    assert len(found) == 1, 'one schedule, one table'
+    schedules = {str(load_config(n).param_scheduler) + str(load_config(n).train_cfg) for n in names}
+    assert len(schedules) == 1, 'one schedule, one table'
     curve = rates(load_config(names[0]), length)
     assert max(expected) == len(curve) - 1
     for step, part in expected.items():

@@ -37,5 +37,5 @@ def test_a_step_and_a_prediction(name: str) -> None:
     assert all(w.grad.isfinite().all() for w in weights.values() if w.grad is not None)
     assert any(w.grad.any() for n, w in weights.items() if n.startswith('backbone.stages.0'))
     with torch.no_grad():
-        found = model.eval().test_step(batch_for(cfg))
-    assert all(sample.pred_instances.bboxes.shape[1] == 4 for sample in found)
+        samples = model.eval().test_step(batch_for(cfg))
+    assert all(sample.pred_instances.bboxes.shape[1] == 4 for sample in samples)

@@ -42,8 +42,8 @@ def test_rounded_weights_give_the_bits_of_autocast_and_load_checkpoints() -> Non
     amp.autocast_backbone(other)
     other.load_state_dict(detector.state_dict())
     with torch.no_grad():
-        (found,) = other.backbone(x)
-    assert torch.equal(found, expected.float())
+        (half,) = other.backbone(x)
+    assert torch.equal(half, expected.float())
     assert other.backbone.blocks[0].mlp.fc1.weight.dtype == dtype
     assert other.backbone.blocks[0].mixer.w1.dtype == torch.float32
 

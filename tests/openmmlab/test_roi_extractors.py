@@ -70,10 +70,10 @@ def rpn_proposals(
         )
     )
     cfg = ConfigDict(nms_pre=-1, max_per_img=9999, nms=dict(type='nms', iou_threshold=1.0))
-    (found,) = head.predict_by_feat(
+    (predictions,) = head.predict_by_feat(
         scores, deltas, batch_img_metas=[dict(img_shape=(800, 1333))], cfg=cfg
     )
-    return found.bboxes.unique(dim=0)
+    return predictions.bboxes.unique(dim=0)
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
@@ -82,12 +82,12 @@ def test_ours_does_not_move_proposals(dtype: torch.dtype) -> None:
     scores = [torch.randn(1, 2, *size).to(dtype) for size in SIZES]
     deltas = [torch.randn(1, 8, *size).mul(0.1).to(dtype) for size in SIZES]
     with torch.autocast('cpu', dtype):
-        found = rpn_proposals('mmvttt.FP32AnchorGenerator', scores, deltas)
+        proposals = rpn_proposals('mmvttt.FP32AnchorGenerator', scores, deltas)
         # mmdet takes the anchors' type from the scores.
         expected = rpn_proposals('AnchorGenerator', [s.float() for s in scores], deltas)
-    assert len(found) > 2000
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert len(proposals) > 2000
+    assert proposals.dtype == torch.float32
+    torch.testing.assert_close(proposals, expected, rtol=0, atol=0)
 
 
 def test_anchors_of_mmdet_s_own_stay_as_they_are() -> None:

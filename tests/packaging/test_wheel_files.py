@@ -8,8 +8,8 @@ NOT_SHIPPED = {'tools/gpu_check.py', 'tools/make_model_zoo.py'}
 
 
 def sources(folder: str, pattern: str = '*') -> set[str]:
-    found = (p.relative_to(ROOT) for p in (ROOT / folder).rglob(pattern) if p.is_file())
-    return {str(p) for p in found if '__pycache__' not in p.parts and '.mim' not in p.parts}
+    files = (p.relative_to(ROOT) for p in (ROOT / folder).rglob(pattern) if p.is_file())
+    return {str(p) for p in files if '__pycache__' not in p.parts and '.mim' not in p.parts}
 
 
 def test_every_module_config_and_tool_is_in_it(wheel_files: set[str]) -> None:

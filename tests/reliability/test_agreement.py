@@ -57,21 +57,21 @@ def test_the_first_difference_is_named(
 
 
 def test_annotations_are_compared_by_content(tmp_path: Path) -> None:
-    found = []
+    by_folder = []
     for name, text in (('a', '{}'), ('b', '{}'), ('c', '[]')):
         (tmp_path / name).mkdir()
         (tmp_path / name / 'a.json').write_text(text)
         dataset = {'data_root': str(tmp_path / name), 'ann_file': 'a.json'}
-        found.append(facts(config(**{'train_dataloader.dataset': dataset})))
-    assert found[0] == found[1] != found[2]
+        by_folder.append(facts(config(**{'train_dataloader.dataset': dataset})))
+    assert by_folder[0] == by_folder[1] != by_folder[2]
 
 
 def test_sources_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss of the other sign on one node trained on."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = []
+    digests = []
     for sign in '+-':
         (tmp_path / 'my_loss.py').write_text(f'loss = {sign}1\n')
-        found.append(dict(settings._sources(['my_loss', 'no_such.module'])))
-    assert found[0].keys() == {f'the source of {n}' for n in ('mmvttt', 'ttt_kernels', 'my_loss')}
-    assert {k for k in found[0] if found[0][k] != found[1][k]} == {'the source of my_loss'}
+        digests.append(dict(settings._sources(['my_loss', 'no_such.module'])))
+    assert digests[0].keys() == {f'the source of {n}' for n in ('mmvttt', 'ttt_kernels', 'my_loss')}
+    assert {k for k in digests[0] if digests[0][k] != digests[1][k]} == {'the source of my_loss'}

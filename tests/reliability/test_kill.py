@@ -22,10 +22,10 @@ POINTS_SCRIPT = TRAININGS / 'kill_points.py'
 
 def states(folder: Path) -> dict[str, dict]:
     """Contents of the checkpoints of a folder, but for times and names of runs."""
-    found = {p.name: read_content(p) for p in folder.glob('*.pth')}
+    contents = {p.name: read_content(p) for p in folder.glob('*.pth')}
     return {
         name: {k: v for k, v in content.items() if k not in ('meta', 'message_hub')}
-        for name, content in found.items()
+        for name, content in contents.items()
     }
 
 
@@ -45,10 +45,10 @@ def script(path: Path, folder: Path, number: int, options: dict) -> dict:
 
 def assert_same(whole: Path, killed: Path) -> None:
     """The same files, with the same content, and nothing half written."""
-    expected, found = states(whole), states(killed)
-    assert found.keys() == expected.keys()
+    expected, actual = states(whole), states(killed)
+    assert actual.keys() == expected.keys()
     for name in expected:
-        one, tree = torch.utils._pytree.tree_flatten(found[name])
+        one, tree = torch.utils._pytree.tree_flatten(actual[name])
         other, expected_tree = torch.utils._pytree.tree_flatten(expected[name])
         assert tree == expected_tree
         for a, b in zip(one, other, strict=True):

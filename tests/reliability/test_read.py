@@ -90,11 +90,11 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[st
 
     monkeypatch.setenv('no_proxy', '127.0.0.1')
     monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
-    with ThreadingHTTPServer(('127.0.0.1', 0), Handler) as found:
-        thread = Thread(target=found.serve_forever)
+    with ThreadingHTTPServer(('127.0.0.1', 0), Handler) as http:
+        thread = Thread(target=http.serve_forever)
         thread.start()
-        yield f'http://127.0.0.1:{found.server_port}', answers
-        found.shutdown()
+        yield f'http://127.0.0.1:{http.server_port}', answers
+        http.shutdown()
         thread.join()
 
 

@@ -68,8 +68,8 @@ def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / 'epoch_2.pth')
     (tmp_path / 'epoch_3.pth').symlink_to('gone.pth')
     (tmp_path / 'epoch_4.pth').mkdir()
-    found, passed_over = latest_checkpoint(tmp_path)
-    assert found == str(good)
+    latest, passed_over = latest_checkpoint(tmp_path)
+    assert latest == str(good)
     assert len(passed_over) == 3
     assert any('is not a regular file' in sentence for sentence in passed_over)
 
@@ -79,8 +79,8 @@ def test_a_damaged_one_is_named_and_passed_over(tmp_path: Path, kind: str) -> No
     good = checkpoint(tmp_path / 'epoch_1.pth')
     bad = checkpoint(tmp_path / 'epoch_2.pth', 4)
     damage(bad, kind)
-    found, passed_over = latest_checkpoint(tmp_path)
-    assert found == str(good)
+    latest, passed_over = latest_checkpoint(tmp_path)
+    assert latest == str(good)
     (sentence,) = passed_over
     assert sentence.startswith(f"'{bad}' is damaged")
     if kind == 'flipped':

@@ -295,17 +295,17 @@ RISKY: dict[str, str | None] = {
 
 def risks(source: str) -> list[str]:
     """Risky calls in Python code, and changes of the module path."""
-    found = []
+    calls = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             needed = RISKY.get(name, '')
             given = [f'{k.arg}={ast.unparse(k.value)}' for k in node.keywords]
             if needed is None or (needed and needed not in given):
-                found.append(f'{node.lineno}: {ast.unparse(node)}')
+                calls.append(f'{node.lineno}: {ast.unparse(node)}')
             if name.startswith('sys.path.'):
-                found.append(f'{node.lineno}: {ast.unparse(node)}')
-    return found
+                calls.append(f'{node.lineno}: {ast.unparse(node)}')
+    return calls
 
 
 def test_the_code_of_the_project_has_no_such_call() -> None:
@@ -314,10 +314,10 @@ def test_the_code_of_the_project_has_no_such_call() -> None:
         '3: eval(x)',
     ]
     files = [p for part in ('mmvttt', 'kernels', 'tools') for p in ROOT.glob(f'{part}/**/*.py')]
-    found = {
+    by_file = {
         str(path.relative_to(ROOT)): risks(path.read_text(encoding='utf-8'))
         for path in files
         if '.mim' not in path.parts
     }
-    assert len(found) > 80
-    assert not {path: calls for path, calls in found.items() if calls}
+    assert len(by_file) > 80
+    assert not {path: calls for path, calls in by_file.items() if calls}

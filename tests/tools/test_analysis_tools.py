@@ -66,8 +66,8 @@ def test_benchmark_by_computation(tools: Any, tmp_path: Path) -> None:
         *('--out', str(table)),
     )
     # The formulas meet at 276 pixels; DeiT's class token costs it a little more.
-    found = re.search(r'FLOPs: t5_tiny needs less than deit_tiny .* from (\d+)×', out)
-    assert int(found[1]) == pytest.approx(276, abs=4)
+    match = re.search(r'FLOPs: t5_tiny needs less than deit_tiny .* from (\d+)×', out)
+    assert int(match[1]) == pytest.approx(276, abs=4)
     assert len(table.read_text().splitlines()) == 1 + 2 + 2 * 2
     draw = ('--draw', str(table), '--names', 'plain', '--plot', str(picture))
     tools('benchmark.py', *draw)

@@ -80,9 +80,9 @@ NODES = dict(NNODES='2', MASTER_ADDR='n0')
     ],
 )
 def test_where_the_nodes_meet(call, env: dict, words: str, without: str) -> None:
-    found = ' '.join(call('dist_train.sh', 'c.py', '2', **env).stdout.split())
-    assert f' {words} ' in found
-    assert without not in found
+    command = ' '.join(call('dist_train.sh', 'c.py', '2', **env).stdout.split())
+    assert f' {words} ' in command
+    assert without not in command
 
 
 @pytest.mark.parametrize(

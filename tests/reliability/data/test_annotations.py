@@ -44,8 +44,8 @@ def root(folder: Path) -> Path:
 
 def findings(root: Path, content: object, images: bool = False, **changes: object) -> Findings:
     write(root, content)
-    (found,) = check_annotations(config(coco_dataset(root, **changes)), ('train',), images=images)
-    return found
+    (report,) = check_annotations(config(coco_dataset(root, **changes)), ('train',), images=images)
+    return report
 
 
 def load(root: Path, **changes: object) -> object:
@@ -56,10 +56,10 @@ def load(root: Path, **changes: object) -> object:
 
 
 def test_nothing_wrong(root: Path) -> None:
-    found = findings(root, coco(), images=True)
-    assert not found.errors + found.warnings
-    assert found.classes == CLASSES
-    assert str(found).endswith(
+    report = findings(root, coco(), images=True)
+    assert not report.errors + report.warnings
+    assert report.classes == CLASSES
+    assert str(report).endswith(
         'categories in ' + f'{root}/a.json\n  learned: cat 4, dog 4\n  nothing wrong'
     )
     check_data(config(coco_dataset(root)))
@@ -71,9 +71,9 @@ def test_every_fault_is_named(root: Path, name: str) -> None:
     apply, sentence, fatal = EVERY[name]
     content = coco()
     apply(content)
-    found = findings(root, content)
-    assert [s for s in (found.errors if fatal else found.warnings) if re.search(sentence, s)]
-    assert bool(found.errors) == fatal, str(found)
+    report = findings(root, content)
+    assert [s for s in (report.errors if fatal else report.warnings) if re.search(sentence, s)]
+    assert bool(report.errors) == fatal, str(report)
 
     def train() -> None:
         check_data(config(coco_dataset(root)))
@@ -120,15 +120,15 @@ def test_what_mmdet_drops_is_what_is_counted(root: Path) -> None:
             {**annotation(i, image, box, category), 'area': area}
             for i, (image, box, category, area) in enumerate(values)
         ]
-        found = findings(root, content)
+        report = findings(root, content)
         left = sum(len(d['instances']) for d in load(root).load_data_list())
         counted = [
             int(s.split()[0])
-            for s in found.errors + found.warnings
+            for s in report.errors + report.warnings
             if 'dropped' in s or 'not listed' in s
         ]
-        assert left == len(values) - sum(counted), str(found)
-        assert any('no box to learn' in s for s in found.errors) == (left == 0)
+        assert left == len(values) - sum(counted), str(report)
+        assert any('no box to learn' in s for s in report.errors) == (left == 0)
 
     annotations = st.tuples(
         st.integers(0, 1), boxes, st.sampled_from([1, 2, 2, 3]), st.sampled_from([-1, 0, 5, 400])
@@ -150,17 +150,17 @@ def test_categories_and_classes(root: Path) -> None:
         content['categories'] = [dict(id=1 + i, name=n) for i, n in enumerate(categories)]
         content['annotations'] = [a for a in content['annotations'] if a['category_id'] == 1]
         changes = dict(metainfo=dict(classes=tuple(classes)))
-        found = findings(root, content, **changes)
+        report = findings(root, content, **changes)
         labels = tuple(categories[i - 1] for i in load(root, **changes).cat_ids)
         cfg = config(coco_dataset(root, **changes))
         if not labels:
             refused(lambda: check_data(cfg), 'no class of metainfo', repr(categories[0]))
-            assert found.classes is None
+            assert report.classes is None
             return
-        assert found.classes == labels
+        assert report.classes == labels
         # mmdet counts labels by the file, and names them by metainfo.
         named = tuple(classes[: len(labels)]) == labels and len(classes) == len(labels)
-        assert named != any('order of categories' in w for w in found.warnings)
+        assert named != any('order of categories' in w for w in report.warnings)
         if categories[0] in classes:
             check_data(cfg)
         else:
@@ -227,13 +227,13 @@ def test_heads_with_more_classes(root: Path, place: str, metric: str, fatal: boo
     """The first validation would end in an IndexError."""
     cfg = config(coco_dataset(root), val_evaluator=dict(type=metric))
     cfg.merge_from_dict({f'model.{place}.num_classes': 80})
-    (found,) = check_annotations(cfg, thorough=False)
-    (text,) = found.errors if fatal else found.warnings
+    (report,) = check_annotations(cfg, thorough=False)
+    (text,) = report.errors if fatal else report.warnings
     assert text.startswith(f'model.{place} has num_classes=80 for 2 classes of the data: ')
     assert ('set num_classes=2 in all heads' in text) == fatal
     cfg.model.language_model = dict(type='BertModel')
-    (found,) = check_annotations(cfg, thorough=False)
-    assert not found.errors
+    (report,) = check_annotations(cfg, thorough=False)
+    assert not report.errors
 
 
 @pytest.fixture
@@ -323,8 +323,8 @@ def test_other_formats_and_places_are_left_alone(root: Path, changes: dict) -> N
 @pytest.mark.parametrize('loader', ['mmdet.LoadImageFromFile', 'LoadImageFromNDArray'])
 def test_images_from_elsewhere_are_not_looked_for(root: Path, loader: str) -> None:
     cfg = config(coco_dataset(root, data_prefix=dict(img=''), pipeline=[dict(type=loader)]))
-    (found,) = check_annotations(cfg, thorough=False)
-    assert bool(found.errors) == (loader == 'mmdet.LoadImageFromFile')
+    (report,) = check_annotations(cfg, thorough=False)
+    assert bool(report.errors) == (loader == 'mmdet.LoadImageFromFile')
 
 
 @pytest.mark.parametrize(
@@ -344,6 +344,6 @@ def test_real_sets_have_no_fault(
     cfg = Config.fromfile(ROOT / f'configs/{name}.py')
     check_data(cfg)
     train, val = check_annotations(cfg, ('train',), images=False), check_annotations(cfg, ('val',))
-    for found, count in zip([*train, *val], images, strict=True):
-        assert not found.errors + found.warnings, str(found)
-        assert found.summary.startswith(f'{count} images')
+    for report, count in zip([*train, *val], images, strict=True):
+        assert not report.errors + report.warnings, str(report)
+        assert report.summary.startswith(f'{count} images')

@@ -35,8 +35,8 @@ pytest.importorskip('mmpretrain')
 
 
 def only(cfg: Config, thorough: bool = False) -> Findings:
-    (found,) = check_annotations(cfg, ('train',), thorough=thorough)
-    return found
+    (report,) = check_annotations(cfg, ('train',), thorough=thorough)
+    return report
 
 
 @pytest.fixture(scope='module')
@@ -83,9 +83,9 @@ def test_heads_that_are_no_fault(boxes: Path) -> None:
     write(boxes, coco())
     mask = dict(num_classes=1, class_agnostic=True)
     heads = dict(bbox_head=dict(num_classes=80), mask_head=mask)
-    found = only(config(coco_dataset(boxes), model=dict(roi_head=heads)))
-    assert not found.errors
-    assert 'model.roi_head.bbox_head has num_classes=80 for 2 classes' in found.warnings[0]
+    report = only(config(coco_dataset(boxes), model=dict(roi_head=heads)))
+    assert not report.errors
+    assert 'model.roi_head.bbox_head has num_classes=80 for 2 classes' in report.warnings[0]
 
 
 @pytest.mark.parametrize('several', [False, True])
@@ -150,8 +150,8 @@ def test_masks_of_0_and_255(
 
 def test_what_a_head_ignores(labels: Path) -> None:
     head = dict(num_classes=3, ignore_index=1)
-    found = only(config(label_dataset(labels), 'mmseg', model=dict(decode_head=head)))
-    assert "ignore_index=1 of a head: the pixels of 'road' are not learned" in found.warnings
+    report = only(config(label_dataset(labels), 'mmseg', model=dict(decode_head=head)))
+    assert "ignore_index=1 of a head: the pixels of 'road' are not learned" in report.warnings
     # Numbers that a head ignores are no wrong ones.
     for path in (labels / 'ann').iterdir():
         pixels = np.asarray(Image.open(path)).copy()
@@ -184,8 +184,8 @@ def test_label_maps_of_validation_mean_the_same(labels: Path) -> None:
     other = label_dataset(labels, metainfo=dict(classes=('road', 'sky', 'tree')))
     cfg = config(label_dataset(labels), 'mmseg')
     cfg.val_dataloader = dict(dataset=other)
-    _, found = check_annotations(cfg, ('train', 'val'), thorough=False)
-    assert found.errors[0].startswith("label 0 is 'road' here and 'sky' in train_dataloader")
+    _, report = check_annotations(cfg, ('train', 'val'), thorough=False)
+    assert report.errors[0].startswith("label 0 is 'road' here and 'sky' in train_dataloader")
 
 
 def corners(ann: dict) -> None:
@@ -207,11 +207,11 @@ def test_corners_as_boxes(boxes: Path, with_masks: bool, number: int, fatal: boo
         if not with_masks:
             ann['segmentation'] = []
 
-    found = changed(boxes, change, **({} if with_masks else BOXES_ALONE))
-    said = found.errors if fatal else found.warnings
+    report = changed(boxes, change, **({} if with_masks else BOXES_ALONE))
+    said = report.errors if fatal else report.warnings
     words = f'{number} × boxes that are (x1, y1, x2, y2) according to their mask or area'
     assert [text for text in said if text.startswith(words)]
-    assert bool(found.errors) == fatal
+    assert bool(report.errors) == fatal
 
 
 @pytest.mark.parametrize(
@@ -270,9 +270,9 @@ def test_a_single_box_elsewhere_is_no_reason_to_refuse(boxes: Path) -> None:
         if ann['id'] == 3:
             ann['bbox'] = [40, 2, 20, 6]
 
-    found = changed(boxes, change)
-    assert not found.errors
-    (warning,) = found.warnings
+    report = changed(boxes, change)
+    assert not report.errors
+    (warning,) = report.warnings
     assert warning.startswith('1 × boxes that are not around their mask')
     assert 'annotation 3 [40, 2, 20, 6]' in warning
 
@@ -288,8 +288,8 @@ def test_boxes_alone_are_refused_with_the_way(boxes: Path) -> None:
     first, *_ = changed(boxes, lambda ann: ann.update(segmentation=[])).errors
     assert 'the config loads masks: to train boxes alone, inherit a config of boxes' in first
     pipeline = [dict(type='LoadAnnotations', with_bbox=True)]
-    found = changed(boxes, lambda ann: ann.update(segmentation=[]), pipeline=pipeline)
-    assert not found.errors
+    report = changed(boxes, lambda ann: ann.update(segmentation=[]), pipeline=pipeline)
+    assert not report.errors
 
 
 def test_advice_can_be_pasted(boxes: Path) -> None:
@@ -317,8 +317,8 @@ def test_a_large_picture_is_none_that_is_damaged(
     picture(0).save(path)
     # As an aerial image of 190 million pixels.
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
-    found = read_image(path)
-    assert (found.problem, found.size) == (None, None)
+    facts = read_image(path)
+    assert (facts.problem, facts.size) == (None, None)
     Path(path).write_bytes(Path(path).read_bytes()[:100])
     assert 'damaged' in read_image(path).problem
 
@@ -334,8 +334,8 @@ def test_pictures_that_are_learned_and_measured(boxes: Path, labels: Path, tmp_p
         cfg = config(dataset, scope)
         # As the same set without augmentation.
         cfg.val_dataloader = dict(dataset=dict(dataset, test_mode=True))
-        _, found = check_annotations(cfg, ('train', 'val'), thorough=False)
-        assert [w for w in found.warnings if words in w], found
+        _, report = check_annotations(cfg, ('train', 'val'), thorough=False)
+        assert [w for w in report.warnings if words in w], report
         cfg.train_dataloader, cfg.test_dataloader = None, cfg.val_dataloader
         assert not [w for f in check_annotations(cfg, thorough=False) for w in f.warnings]
 
@@ -372,9 +372,10 @@ def test_a_softmax_over_one_class(labels: Path, tmp_path: Path, loss: object, fa
         (label_dataset(labels, metainfo=dict(classes=('sky',))), 'mmseg', 'decode_head'),
         (folder_dataset(tmp_path / 'folders'), 'mmpretrain', 'head'),
     ):
-        found = only(config(dataset, scope, model={head: dict(num_classes=1, **given)}))
+        report = only(config(dataset, scope, model={head: dict(num_classes=1, **given)}))
         assert (
-            any(f'model.{head} has num_classes=1 and a softmax' in e for e in found.errors) == fatal
+            any(f'model.{head} has num_classes=1 and a softmax' in e for e in report.errors)
+            == fatal
         )
 
 
@@ -383,9 +384,11 @@ def test_a_softmax_over_one_class(labels: Path, tmp_path: Path, loss: object, fa
 )
 def test_parts_of_the_data_as_classes(tmp_path: Path, names: tuple[str, ...], fatal: bool) -> None:
     make_folders(tmp_path, names)
-    found = only(config(folder_dataset(tmp_path), 'mmpretrain'))
-    assert [t for t in (found.errors if fatal else found.warnings) if 'each would be a class' in t]
-    assert bool(found.errors) == fatal
+    report = only(config(folder_dataset(tmp_path), 'mmpretrain'))
+    assert [
+        t for t in (report.errors if fatal else report.warnings) if 'each would be a class' in t
+    ]
+    assert bool(report.errors) == fatal
 
 
 def test_the_account_of_each_class(boxes: Path) -> None:
@@ -398,12 +401,12 @@ def test_the_account_of_each_class(boxes: Path) -> None:
     for name in ('4.JPG', 'more/0.jpg', 'notes.txt'):
         (boxes / 'images' / name).touch()
     cfg = config(coco_dataset(boxes), model=dict(test_cfg=dict(rcnn=dict(max_per_img=1))))
-    found = only(cfg)
-    assert found.account == (
+    report = only(cfg)
+    assert report.account == (
         'learned: cat 3 (not 1 crowds), dog 2 (not 1 with an empty mask, 1 without area); '
         '2 pictures beside them that are not listed'
     )
-    (warning,) = [w for w in found.warnings if 'max_per_img' in w]
+    (warning,) = [w for w in report.warnings if 'max_per_img' in w]
     assert warning.startswith('2 pictures have more than max_per_img=1 objects (up to 2)')
     cfg.model.test_cfg.rcnn.max_per_img = 2
     assert not [w for w in only(cfg).warnings if 'max_per_img' in w]

@@ -36,8 +36,8 @@ from .sets import (
 
 
 def only(cfg: object, **options: object) -> Findings:
-    (found,) = check_annotations(cfg, ('train',), **options)
-    return found
+    (report,) = check_annotations(cfg, ('train',), **options)
+    return report
 
 
 def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -77,15 +77,15 @@ def load(root: Path, index: int = 0) -> dict:
 @pytest.mark.parametrize('kind', FORMATS)
 def test_odd_formats_are_read_as_colours(boxes: Path, kind: str) -> None:
     (boxes / 'images/0.jpg').write_bytes(FORMATS[kind]())
-    found = only(config(coco_dataset(boxes)))
+    report = only(config(coco_dataset(boxes)))
     if kind == 'float TIFF':
         message = 'TIFFs of 32 bits a channel'
-        assert message in found.errors[0]
+        assert message in report.errors[0]
         with pytest.raises(DataError, match=message):
             SeededDataset(dict(coco_dataset(boxes), _scope_='mmdet'))[0]
         return
-    assert not found.errors
-    assert found.warnings == (
+    assert not report.errors
+    assert report.warnings == (
         [f'1 × images of 16 bits, read with 8: {boxes}/images/0.jpg'] if '16' in kind else []
     )
     assert tuple(load(boxes)['inputs'].shape) == (3, *SIZE)
@@ -112,8 +112,10 @@ def test_damaged_images(boxes: Path) -> None:
         whole = FORMATS[kind]()
         # The last bytes of a PNG are a checksum of nothing.
         (boxes / 'images/1.jpg').write_bytes(whole[: int(part * len(whole))])
-        found = only(config(coco_dataset(boxes)))
-        assert [e for e in found.errors if e.startswith('1 × ') and 'images/1.jpg' in e], str(found)
+        report = only(config(coco_dataset(boxes)))
+        assert [e for e in report.errors if e.startswith('1 × ') and 'images/1.jpg' in e], str(
+            report
+        )
 
     run_cases(st.tuples(st.sampled_from(sorted(FORMATS)), st.floats(0, 0.97)), check, 40)
     for content, kind in ((b'no picture', 'not images'), (b'', 'empty images')):
@@ -181,8 +183,8 @@ def test_label_maps_without_fault(labels: Path) -> None:
     image.save(labels / 'ann/1.png')
     Image.fromarray(pixels > 1).save(labels / 'ann/2.png')
     cfg = config(label_dataset(labels), 'mmseg')
-    found = only(cfg)
-    assert not found.errors + found.warnings
+    report = only(cfg)
+    assert not report.errors + report.warnings
     check_data(cfg)
     (labels / 'a.txt').write_text('0\n2\n')
     assert not only(config(label_dataset(labels, ann_file='a.txt'), 'mmseg')).errors
@@ -254,8 +256,8 @@ def test_no_images_for_the_suffix(labels: Path) -> None:
 
 def test_classes_without_a_pixel_and_classes_that_cannot_be(labels: Path) -> None:
     classes = ('sky', 'road', 'tree', 'car')
-    found = only(config(label_dataset(labels, metainfo=dict(classes=classes)), 'mmseg'))
-    assert found.warnings == ["1 × classes without a pixel: 'car' (3)"]
+    report = only(config(label_dataset(labels, metainfo=dict(classes=classes)), 'mmseg'))
+    assert report.warnings == ["1 × classes without a pixel: 'car' (3)"]
     other = label_dataset(labels, type='ADE20KDataset', metainfo=dict(classes=('no class',)))
     refused(lambda: check_data(config(other, 'mmseg')), 'cannot be built', kind=DataError)
 
@@ -276,10 +278,10 @@ def pretrain(root: Path, classes: int = 3, **changes: object) -> object:
 
 
 def test_damaged_folders(folders: Path) -> None:
-    found = only(pretrain(folders))
-    assert not found.errors + found.warnings
-    assert found.classes == ('ash', 'elm', 'oak')
-    assert found.summary.startswith('3 images in')
+    report = only(pretrain(folders))
+    assert not report.errors + report.warnings
+    assert report.classes == ('ash', 'elm', 'oak')
+    assert report.summary.startswith('3 images in')
     check_data(pretrain(folders))
     refused(lambda: check_data(pretrain(folders, 2)), '3 folders', '2 classes', kind=DataError)
     (folders / 'elm/a.jpg').write_text('no image')
@@ -319,5 +321,5 @@ def test_folders_of_validation_must_be_those_of_training(folders: Path, tmp_path
 def test_lists_of_files(folders: Path, line: str, error: str | None) -> None:
     """A line is a file and a number of a class."""
     (folders.parent / 'list.txt').write_text(f'ash/a.jpg 0\n{line}\n')
-    found = only(pretrain(folders, ann_file=str(folders.parent / 'list.txt'))).errors
-    assert not found if error is None else error in found[0]
+    errors = only(pretrain(folders, ann_file=str(folders.parent / 'list.txt'))).errors
+    assert not errors if error is None else error in errors[0]
