@@ -133,8 +133,8 @@ def test_the_curves_have_the_log_s_ap(first_id: int, tmp_path: Path) -> None:
     corners = random.uniform(0, 60, (90, 2))
     boxes = np.concatenate([corners, random.uniform(15, 40, (90, 2))], 1)
     annotations = [
-        dict(id=i + first_id, image_id=i // 15, category_id=i % 3 + 1, bbox=box, area=box[2] * box[3],
-             iscrowd=int(i % 15 == 14))
+        dict(id=i + first_id, image_id=i // 15, category_id=i % 3 + 1, bbox=box,
+             area=box[2] * box[3], iscrowd=int(i % 15 == 14))
         for i, box in enumerate(boxes.tolist())
     ]  # fmt: skip
     images = [dict(id=i, file_name=f'{i}.png', width=200, height=200) for i in range(6)]

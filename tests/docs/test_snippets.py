@@ -12,6 +12,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -32,69 +33,80 @@ def test_there_is_something_to_run() -> None:
         assert text.count('<!-- run') == len(BLOCK.findall(text)), page.name
 
 
-# Runs blocks of Python, each list in a process of its own. What they all import is imported once.
+# Runs lists of blocks of Python, each in a process of its own. What all import is imported once.
 RUNNER = """
 import json, os, sys, traceback
 import timm, torch
-for number, blocks in json.load(sys.stdin):
+for line in sys.stdin:
+    folder, blocks = json.loads(line)
     child = os.fork()
     if not child:
         try:
+            os.chdir(folder)
+            output = os.open('.output', os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+            os.dup2(output, 1), os.dup2(output, 2)
             namespace = {'__name__': 'snippet'}
             for code in blocks:
-                exec(compile(code, f'example {number}', 'exec'), namespace)
+                exec(compile(code, 'example', 'exec'), namespace)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        sys.exit(f'example {number} failed')
+    print(os.waitpid(child, 0)[1], flush=True)
 """
+# `python` of the examples is the one that runs the tests.
+ENVIRONMENT = {
+    **os.environ,
+    'PATH': f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
+}
+
+
+@pytest.fixture(scope='module')
+def python() -> Iterator[Callable[[Path, list[str]], str | None]]:
+    """Runs blocks of Python in a folder, and returns the output if they fail."""
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    with subprocess.Popen([sys.executable, '-c', RUNNER], **pipes) as runner:
+
+        def run(folder: Path, blocks: list[str]) -> str | None:
+            runner.stdin.write(f'{json.dumps([str(folder), blocks])}\n')
+            runner.stdin.flush()
+            failed = int(runner.stdout.readline())
+            return (folder / '.output').read_text() if failed else None
+
+        yield run
+
+
+def console(folder: Path, code: str) -> str | None:
+    """Runs lines of a shell in a folder, and returns their errors if one fails."""
+    command = ['bash', '-euc', code]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=ENVIRONMENT)
+    return done.stderr if done.returncode else None
 
 
 @pytest.mark.parametrize(
     'page', [p for p in PAGES if BLOCK.search(p.read_text())], ids=lambda p: p.stem
 )
-def test_examples_run(page: Path, tmp_path: Path) -> None:
+def test_examples_run(page: Path, tmp_path: Path, python: Callable) -> None:
     for name in ('tools', 'configs'):
         (tmp_path / name).symlink_to(ROOT / name)
-    # `python` of the examples is the one that runs the tests.
-    path = f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'
-
-    def run(command: list[str], number: int, stdin: str = '') -> None:
-        done = subprocess.run(
-            command,
-            input=stdin,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, 'PATH': path},
-        )
-        assert done.returncode == 0, f'{page.name}, example {number}: {done.stderr[-3000:]}'
-
     missing: list[str] = []
-    waiting: list[tuple[int, list[str]]] = []
-    for number, (kind, name, language, code) in enumerate(BLOCK.findall(page.read_text()), 1):
+    examples: list[tuple[str, list[str]]] = []
+    for kind, name, language, code in BLOCK.findall(page.read_text()):
         if kind == 'more':
-            waiting[-1][1].append(code)
-        elif kind == 'file' or language != 'python':
-            # They may overwrite a file, or need what a block before them has written.
-            if waiting:
-                run([sys.executable, '-c', RUNNER], number, json.dumps(waiting))
-                waiting = []
-            if kind == 'file':
-                (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-                (tmp_path / name).write_text(code)
-            else:
-                assert language == 'console', f'{page.name}: {language!r} blocks cannot run'
-                run(['bash', '-euc', code], number)
+            examples[-1][1].append(code)
         elif kind == 'with' and find_spec(name) is None:
             missing.append(name)
         else:
-            waiting.append((number, [code]))
-    if waiting:
-        run([sys.executable, '-c', RUNNER], waiting[-1][0], json.dumps(waiting))
+            assert kind == 'file' or language in ('python', 'console'), f'{language!r} cannot run'
+            examples.append((name if kind == 'file' else language, [code]))
+    for number, (what, blocks) in enumerate(examples, 1):
+        if what in ('python', 'console'):
+            run = python if what == 'python' else console
+            problem = run(tmp_path, blocks if what == 'python' else blocks[0])
+            assert problem is None, f'{page.name}, example {number}: {problem[-3000:]}'
+        else:
+            (tmp_path / what).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / what).write_text(blocks[0])
     if missing:
         pytest.skip(f'all else ran; not installed: {", ".join(missing)}')
 

@@ -113,7 +113,9 @@ def test_a_lock_on_a_removed_file_is_taken_again(
     lock.acquire()
     monkeypatch.undo()
     code = HOLD.replace("'a'", repr(str(tmp_path)))
-    other = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
+    other = subprocess.run(
+        [sys.executable, '-c', code], capture_output=True, text=True, timeout=300
+    )
     assert f'process {os.getpid()} on' in other.stderr
     lock.release()
     assert not lock.path.exists()
