@@ -5,7 +5,9 @@ No atomics, and nothing depends on the GPU at hand: the same inputs give the sam
 """
 
 import functools
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from . import _backend
 
+Plan = TypeVar('Plan')
 # Channels of a head for which the kernels are written; other sizes are padded.
 DIMS = (32, 64)
 # Programs that keep a large GPU busy: about four for each of its ~130 multiprocessors. It runs some
@@ -24,6 +27,27 @@ _AT_A_TIME = 264
 _LEAST_BLOCKS = 4
 # Numbers of a sum of partials for one program.
 _COLUMNS = 64
+
+
+# Every cache of `plan`.
+_PLANS: list[Any] = []
+
+
+def plan(function: Callable[..., Plan]) -> Callable[..., Plan]:
+    """Caches what a layout decides about launches: the grid, sizes and options.
+
+    `function` depends on its arguments, which name the device, and on nothing else that changes in
+    a process.
+    """
+    cached = functools.lru_cache(maxsize=1024)(function)
+    _PLANS.append(cached)
+    return cached
+
+
+def forget_plans() -> None:
+    """Empties the caches of `plan`, for tests that change the constants behind them."""
+    for cached in _PLANS:
+        cached.cache_clear()
 
 
 def precision(dtype: torch.dtype) -> str:
@@ -98,13 +122,11 @@ class Gpu(NamedTuple):
 _ROOMY = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
 
 
-def gpu(op: str, q: Tensor) -> Gpu:
-    """The GPU of `q` and what is known of `op` on it; in the interpreter any."""
-    return Gpu() if _backend.interpreting() else _gpu(op, q.dtype, q.device)
-
-
-@functools.lru_cache(maxsize=1024)
-def _gpu(op: str, dtype: torch.dtype, device: torch.device) -> Gpu:
+@plan
+def gpu(op: str, dtype: torch.dtype, device: torch.device) -> Gpu:
+    """The GPU and what is known of `op` on it; in the interpreter any."""
+    if _backend.interpreting():
+        return Gpu()
     capability = torch.cuda.get_device_capability(device)
     row = _backend.known(op, dtype, device)
     return Gpu(
@@ -207,11 +229,10 @@ def _add_up(
 
 def add_up(partials: Tensor, factor: float = 1.0, divisor: int = 1) -> Tensor:
     """`partials` `(P, splits, …)` summed over its splits, times `factor/divisor`: `(P, …)`."""
-    programs, splits = partials.shape[:2]
+    programs, splits, *shape = partials.shape
     if splits == 1 and factor == divisor:
-        return partials[:, 0]
-    total = torch.empty_like(partials[:, 0], memory_format=torch.contiguous_format)
-    size = total[0].numel()
+        return partials.squeeze(1)
+    total, size = partials.new_empty((programs, *shape)), math.prod(shape)
     grid = (programs * cdiv(size, _COLUMNS),)
     with torch.cuda.device_of(partials):
         _add_up[grid](
@@ -257,9 +278,10 @@ def relative(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         The quotients in `dtype`, and the divisors `(P,)`.
     """
     out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-    peak = x.new_empty(len(x))
+    programs, *shape = x.shape
+    peak = x.new_empty(programs)
     with torch.cuda.device_of(x):
-        _relative[(len(x),)](
-            x=x.contiguous(), out=out, peak=peak, size=x[0].numel(), COLUMNS=1024, num_warps=4
+        _relative[(programs,)](
+            x=x.contiguous(), out=out, peak=peak, size=math.prod(shape), COLUMNS=1024, num_warps=4
         )
     return out, peak

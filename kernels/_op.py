@@ -73,7 +73,7 @@ class Plan(NamedTuple):
 
 def _without_autocast(implementation: ModuleType, x: Tensor) -> Any:
     """In torch's own operations autocast would round states and weights."""
-    if torch.is_autocast_enabled(x.device.type) and implementation.__name__.endswith('.reference'):
+    if implementation.__name__.endswith('.reference') and torch.is_autocast_enabled(x.device.type):
         return torch.autocast(x.device.type, enabled=False)
     return _NOTHING
 
@@ -134,6 +134,8 @@ class Op:
         self.tensors = tuple(i for i, kind in enumerate(kinds) if kind.startswith('Tensor'))
         self.options = tuple(i for i in range(len(kinds)) if i not in self.tensors)
         self.optional = tuple(i for i in self.tensors if kinds[i] == 'Tensor?')
+        both = (*self.tensors, *self.options)
+        self.order = tuple(both.index(i) for i in range(len(both)))
         self.plans: dict[Args, Any] = {}
         self.function = self._function()
         self.registered, self.registered_backward = self._register()
@@ -266,10 +268,8 @@ class Op:
 
     def _arguments(self, tensors: Grads, options: Sequence[Any]) -> Args:
         """Tensors and options in the order of the schema."""
-        args = [None] * len(self.names)
-        for i, x in zip((*self.tensors, *self.options), (*tensors, *options), strict=True):
-            args[i] = x
-        return tuple(args)
+        both = (*tensors, *options)
+        return tuple([both[i] for i in self.order])
 
     def _gradients(
         self, ctx: Any, grads: Grads, first: int, backend: str, implementation: ModuleType | None
@@ -282,12 +282,13 @@ class Op:
         # Under checkpointing the saved tensors can be unpacked only once.
         saved, count = ctx.saved_tensors, len(self.tensors)
         args, kept = self._arguments(saved[:count], ctx.options), saved[count:]
-        needs = [ctx.needs_input_grad[first + i] for i in self.tensors]
+        needs_input_grad = ctx.needs_input_grad  # a new tuple at every access
+        needs = [needs_input_grad[first + i] for i in self.tensors]
         if torch.is_grad_enabled():  # the gradients will be differentiated
             found = _inputs.gradients_of(self.definition, grads, args)
             found = [found[i] for i in self.tensors]
         elif implementation is not None and is_eager():
-            dense = [None if g is None else g.resolve_neg() for g in grads]
+            dense = [g.resolve_neg() if g is not None and g.is_neg() else g for g in grads]
             found = self.run_backward(implementation, dense, args, kept, needs)
         else:
             if self.keeps and kept[0].numel() == 0 and grads[0].numel():

@@ -6,7 +6,6 @@ neighbours are nine loads; the caches serve eight of them. Taps are numbered row
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from . import _launch
 
@@ -108,9 +107,10 @@ def config(dim: int) -> dict:
     }
 
 
-def share(x: Tensor, h: int, w: int) -> tuple[tuple[int, int], dict]:
+@_launch.plan
+def share(shape: tuple[int, ...], h: int, w: int) -> tuple[tuple[int, int], dict[str, int]]:
     """The grid for tokens `(B, h·w, D)`, and the arguments that all kernels take."""
-    batch, pixels, dim = x.shape
+    batch, pixels, dim = shape
     options = config(dim)
     blocks = _launch.cdiv(dim, options['CHANNELS'])
     splits, span = _launch.split(pixels, batch * blocks, options['PIXELS'])

@@ -188,33 +188,38 @@ def unsupported_reason(x: Tensor, weight: Tensor) -> str | None:
     return _launch.unsupported_scans_reason(x.shape[2]) or _launch.unsupported_reason(x)
 
 
-def _shared(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> dict[str, object]:
-    """The arguments that both kernels take. A missing tensor is a pointer that is not read."""
+@_launch.plan
+def _plan(
+    kernel: str, shape: tuple[int, ...], taps: int, both: bool, ways: str
+) -> tuple[tuple[int, int], dict[str, int]]:
+    """The grid of a kernel, and its arguments besides the tensors."""
+    batch, tokens, scans, channels = shape
+    options = config(kernel, channels)
+    blocks = _launch.cdiv(channels, options['CHANNELS'])
+    options |= {'T': tokens, 'R': scans, 'C': channels, 'TAPS': taps, 'BOTH': both}
+    options['reverse_mask'] = _launch.reverse_mask(ways)
+    if kernel == 'forward':
+        splits = _launch.cdiv(tokens, options['ROWS'])
+    else:
+        splits, span = _launch.split(tokens, batch * scans * blocks, options['ROWS'])
+        options |= {'splits': splits, 'span': span}
+    return (batch * scans * splits, blocks), options
+
+
+def _tensors(x: Tensor, weight: Tensor, other: Tensor | None) -> dict[str, object]:
+    """The tensors that both kernels take. A missing one is a pointer that is not read."""
     weight = weight.contiguous()
-    return {
-        **_launch.with_strides(x=x),
-        'weight': weight,
-        'other': weight if other is None else other.contiguous(),
-        'T': x.shape[1],
-        'R': x.shape[2],
-        'C': x.shape[3],
-        'reverse_mask': _launch.reverse_mask(ways),
-        'TAPS': weight.shape[-1],
-        'BOTH': other is not None,
-    }
+    other = weight if other is None else other.contiguous()
+    return {**_launch.with_strides(x=x), 'weight': weight, 'other': other}
 
 
 def forward(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple[Tensor, Tensor]:
     """Computes `reference.forward`."""
-    batch, tokens, scans, channels = x.shape
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     z = x.new_empty(0) if other is None else torch.empty_like(y)
-    options = config('forward', channels)
-    blocks = _launch.cdiv(tokens, options['ROWS'])
-    grid = (batch * scans * blocks, _launch.cdiv(channels, options['CHANNELS']))
+    grid, options = _plan('forward', x.shape, weight.shape[-1], other is not None, ways)
     with torch.cuda.device_of(x):
-        shared = _shared(x, weight, other, ways)
-        _forward[grid](y=y, z=z, **shared, **options)
+        _forward[grid](y=y, z=z, **_tensors(x, weight, other), **options)
     return y, z
 
 
@@ -222,23 +227,19 @@ def backward(
     dy: Tensor, dz: Tensor | None, x: Tensor, weight: Tensor, other: Tensor | None, ways: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes `reference.backward`."""
-    batch, tokens, scans, channels = x.shape
+    batch, _, scans, channels = x.shape
+    taps = weight.shape[-1]
+    grid, options = _plan('backward', x.shape, taps, other is not None, ways)
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-    options = config('backward', channels)
-    blocks = _launch.cdiv(channels, options['CHANNELS'])
-    splits, span = _launch.split(tokens, batch * scans * blocks, options['ROWS'])
-    parts = (batch, scans, splits, weight.shape[-1], channels)
-    dweight = weight.new_empty(parts)
-    dother = weight.new_empty(0 if other is None else parts)
+    dweight = weight.new_empty((batch, scans, options['splits'], taps, channels))
+    dother = weight.new_empty(0) if other is None else torch.empty_like(dweight)
     with torch.cuda.device_of(x):
-        _backward[(batch * scans * splits, blocks)](
+        _backward[grid](
             **_launch.with_strides(dy=dy, dz=dy if dz is None else dz),
-            **_shared(x, weight, other, ways),
+            **_tensors(x, weight, other),
             dx=dx,
             dweight=dweight,
             dother=dother,
-            span=span,
-            splits=splits,
             **options,
         )
     dweight = dweight.mT.sum((0, 2))

@@ -451,12 +451,16 @@ def _on_device(shapes: Sequence[int], value: Tensor) -> Tensor:
     if levels > _MOST_LEVELS:
         return torch.tensor(shapes, device=value.device).view(-1, 2)
     sizes = torch.empty((levels, 2), dtype=torch.int64, device=value.device)
-    pairs = [h << 32 | w for h, w in zip(shapes[::2], shapes[1::2], strict=True)]
-    pairs += [1 << 32] * (_MOST_LEVELS - levels)
     with torch.cuda.device_of(value):
-        numbers = dict(zip('abcdefgh', pairs, strict=True))
-        _write_sizes[(1,)](sizes=sizes, **numbers, L=levels, num_warps=1)
+        _write_sizes[(1,)](sizes=sizes, **_pairs(tuple(shapes)), L=levels, num_warps=1)
     return sizes
+
+
+@_launch.plan
+def _pairs(shapes: tuple[int, ...]) -> dict[str, int]:
+    pairs = [h << 32 | w for h, w in zip(shapes[::2], shapes[1::2], strict=True)]
+    pairs += [1 << 32] * (_MOST_LEVELS - len(pairs))
+    return dict(zip('abcdefgh', pairs, strict=True))
 
 
 def _arguments(

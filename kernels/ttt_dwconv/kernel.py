@@ -250,7 +250,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """O `(B, h·w, d)` and G before damping `(B, 9, d)`; arguments as the reference's."""
     batch, pixels, dim = q.shape
-    grid, shared = share(q, h, w)
+    grid, shared = share(q.shape, h, w)
     g = w3.new_empty((batch, shared['splits'], 9, dim))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     whole = shared['splits'] == 1
@@ -284,14 +284,14 @@ def backward(
     """dq, dk, dv `(B, h·w, d)`, dw3 `(d, 3, 3)`; arguments as the reference's."""
     batch, _, dim = q.shape
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    grid, shared = share(q, h, w)
-    shared |= {'g': g.contiguous(), 'DAMPING': damping}
+    grid, sizes = share(q.shape, h, w)
+    shared = {**sizes, 'g': g.contiguous(), 'DAMPING': damping}
     dw = w3.new_empty((batch, shared['splits'], 9, dim))
     with torch.cuda.device_of(q):
         _read_backward[grid](
             **_launch.with_strides(do=do, q=q), w3=w3.contiguous(), dq=dq, dw=dw, **shared
         )
-        dw = dw.squeeze(1) if shared['splits'] == 1 else _launch.add_up(dw)
+        dw = _launch.add_up(dw)
         _step_backward[grid](
             **_launch.with_strides(k=k, v=v), dw=dw, dk=dk, dv=dv, factor=scale, **shared
         )

@@ -366,9 +366,25 @@ def config(kernel: str, dtype: torch.dtype, dim: int, gpu: _launch.Gpu) -> dict:
 def unsupported_reason(q: Tensor) -> str | None:
     """Reason why the kernels cannot run with these arguments; None where they can."""
     dim = q.shape[-1]
-    if q.dtype == torch.float32 and dim > _launch.DIMS[0] and _launch.gpu(_NAME, q).little:
+    if (
+        q.dtype == torch.float32
+        and dim > _launch.DIMS[0]
+        and _launch.gpu(_NAME, q.dtype, q.device).little
+    ):
         return f'q is torch.float32 with d = {dim}, for which this GPU has too little shared memory'
     return _launch.unsupported_heads_reason(q)
+
+
+@_launch.plan
+def _share(
+    kernel: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[int, int, dict]:
+    """Sums, splits of each, and the arguments that every kernel over tokens takes."""
+    batch, tokens, heads, dim = shape
+    options = config(kernel, dtype, dim, _launch.gpu(_NAME, dtype, device))
+    splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
+    sizes = {'N': tokens, 'H': heads, 'D': dim, 'span': span, 'splits': splits}
+    return batch * heads, splits, {**sizes, **options}
 
 
 def _apart(g: Tensor) -> Tensor:
@@ -393,38 +409,23 @@ def forward(
         (o,), (g,) = _launch.unpad(o, width=dim), _launch.unpad(_apart(g), width=dim, axes=2)
         return o, _beside(g)
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous()}
-    sizes = {'N': tokens, 'H': heads, 'D': dim}
-    gpu = _launch.gpu(_NAME, q)
-    options = config('step', q.dtype, dim, gpu)
-    splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
-    g = w1.new_empty((batch * heads, splits, dim, 2 * dim))
+    sums, splits, shared = _share('step', q.shape, q.dtype, q.device)
+    g = w1.new_empty((sums, splits, dim, 2 * dim))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     whole = splits == 1
     with torch.cuda.device_of(q):
-        _step[(batch * heads * splits,)](
+        _step[(sums * splits,)](
             **_launch.with_strides(k=k, v=v),
             **weights,
             g=g,
             factor=-scale if whole else 1.0,
             divisor=tokens if whole else 1,
-            span=span,
-            splits=splits,
-            **sizes,
-            **options,
+            **shared,
         )
         g = g.squeeze(1) if whole else _launch.add_up(g, -scale, tokens)
-        options = config('read', q.dtype, dim, gpu)
-        splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
-        _read[(batch * heads * splits,)](
-            **_launch.with_strides(q=q),
-            **weights,
-            g=g,
-            o=o,
-            span=span,
-            splits=splits,
-            DAMPING=damping,
-            **sizes,
-            **options,
+        sums, splits, shared = _share('read', q.shape, q.dtype, q.device)
+        _read[(sums * splits,)](
+            **_launch.with_strides(q=q), **weights, g=g, o=o, DAMPING=damping, **shared
         )
     return o, g.view(batch, heads, dim, 2 * dim)
 
@@ -441,58 +442,27 @@ def backward(
     damping: bool,
 ) -> tuple[Tensor, ...]:
     """dq, dk, dv `(B, N, H, d)`, dw1, dw2 `(H, d, d)`; arguments as the reference's."""
-    batch, tokens, heads, dim = q.shape
+    batch, _, heads, dim = q.shape
     if dim not in _launch.DIMS:
         w1, w2, g = _launch.pad(w1, w2, _apart(g), axes=2)
         do, q, k, v = _launch.pad(do, q, k, v)
         dq, dk, dv, *dw = backward(do, q, k, v, w1, w2, _beside(g), scale, damping)
         return *_launch.unpad(dq, dk, dv, width=dim), *_launch.unpad(*dw, width=dim, axes=2)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    gpu = _launch.gpu(_NAME, q)
-    first, second = (config(f'{name}_backward', q.dtype, dim, gpu) for name in ('read', 'step'))
-    # Both passes split the tokens alike: the second adds to the partial sums of the first.
-    splits, span = _launch.split(tokens, batch * heads, first['BLOCK'])
-    grid = (batch * heads * splits,)
-    dw = w1.new_empty((batch * heads, splits, dim, 2 * dim))
-    shared = {
-        'w1': w1.contiguous(),
-        'w2': w2.contiguous(),
-        'g': g.contiguous(),
-        'dw': dw,
-        'N': tokens,
-        'H': heads,
-        'D': dim,
-        'span': span,
-        'splits': splits,
-        'DAMPING': damping,
-    }
+    # Both passes have the same blocks: the second adds to the partial sums of the first.
+    sums, splits, first = _share('read_backward', q.shape, q.dtype, q.device)
+    *_, second = _share('step_backward', q.shape, q.dtype, q.device)
+    dw = w1.new_empty((sums, splits, dim, 2 * dim))
+    weights = q.new_empty((heads, 2, dim, dim))
+    steps = {'j': q.new_empty((sums, 2, dim, dim)), 'peak': dw.new_empty(sums), 'weights': weights}
+    given = {'w1': w1.contiguous(), 'w2': w2.contiguous(), 'g': g.contiguous(), 'DAMPING': damping}
     with torch.cuda.device_of(q):
-        _read_backward[grid](**_launch.with_strides(do=do, q=q), dq=dq, **shared, **first)
-        j = q.new_empty((batch * heads, 2, dim, dim))
-        peak = dw.new_empty(batch * heads)
-        weights = q.new_empty((heads, 2, dim, dim))
-        _step_gradients[(batch * heads,)](
-            g=shared['g'],
-            dw=_launch.add_up(dw),
-            w1=shared['w1'],
-            w2=shared['w2'],
-            j=j,
-            peak=peak,
-            weights=weights,
-            H=heads,
-            D=dim,
-            DAMPING=damping,
+        _read_backward[(sums * splits,)](
+            **_launch.with_strides(do=do, q=q), dq=dq, dw=dw, **given, **first
         )
-        _step_backward[grid](
-            **_launch.with_strides(k=k, v=v),
-            weights=weights,
-            j=j,
-            peak=peak,
-            dk=dk,
-            dv=dv,
-            factor=scale,
-            **{n: x for n, x in shared.items() if n not in ('w1', 'w2', 'g', 'DAMPING')},
-            **second,
+        _step_gradients[(sums,)](dw=_launch.add_up(dw), H=heads, D=dim, **given, **steps)
+        _step_backward[(sums * splits,)](
+            **_launch.with_strides(k=k, v=v), dk=dk, dv=dv, dw=dw, factor=scale, **steps, **second
         )
     dw1, dw2 = dw.view(batch, heads, splits, dim, 2, dim).unbind(-2)
     return dq, dk, dv, dw1.sum((0, 2)), dw2.sum((0, 2))

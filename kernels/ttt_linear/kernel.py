@@ -2,6 +2,8 @@
 
 import functools
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +43,7 @@ def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
         wide = f'q is torch.float32 with d = {dim}'
         if mini_batch_size > CHUNK:
             return f'{wide}, where mini_batch_size is at most {CHUNK}, not {mini_batch_size}'
-        if _launch.gpu('ttt_linear', q).little:
+        if _launch.gpu('ttt_linear', q.dtype, q.device).little:
             return f'{wide}, for which this GPU has too little shared memory'
     if reason := _launch.unsupported_scans_reason(q.shape[2]):
         return reason
@@ -60,7 +62,6 @@ def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
     return None
 
 
-@torch.no_grad()
 def forward(
     inputs: Inputs, directions: str, mini_batch_size: int, eps: float, keep: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -71,49 +72,48 @@ def forward(
         without their mean over the outputs, which LayerNorm ignores.
     """
     width, inputs = inputs.q.shape[-1], _padded(inputs)
-    call = _Call(inputs, directions, width, mini_batch_size)
+    plan = _planned(inputs, directions, width, mini_batch_size)
+    q, new = inputs.q, inputs.eta.new_empty
+    scan, state, values = _arguments(inputs)
     eps = max(eps, reference.LEAST_EPS)
-    o = call.tokens()
+    kept_dtype = reference.kept_dtype(q.dtype)
+    o = torch.empty_like(q, memory_format=torch.contiguous_format)
     # With few scans for the GPU, the scan itself computes only G and the states.
-    apart = call.output_apart
-    z_kept = call.tokens(dtype=reference.kept_dtype(call.dtype)) if keep else o
-    g = call.tokens() if apart else o
-    w_kept, c_kept = call.kept_states() if apart or keep else (inputs.w0,) * 2
-    call.launch(
-        _forward_kernels.forward_scan,
-        call.scans,
-        **call.inputs('q', 'k', 'v', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'),
-        o=o,
-        z_kept=z_kept,
-        g=g,
-        w_kept=w_kept,
-        c_kept=c_kept,
-        eps=eps,
-        QUERY=not apart,
-        KEEP=keep,
-        shared=call.scans_share,
-    )
-    if apart:
-        call.launch(
-            _forward_kernels.forward_output,
-            call.scans * call.segments,
-            **call.inputs('q', 'k', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'),
-            g=g,
+    apart = plan.output_apart
+    z_kept = torch.empty_like(o, dtype=kept_dtype) if keep else o
+    g = torch.empty_like(o) if apart else o
+    w_kept = c_kept = state['w0']
+    if apart or keep:
+        w_kept, c_kept = new(plan.w_kept), new(plan.c_kept)
+    kept = {'w_kept': w_kept, 'c_kept': c_kept}
+    # Triton launches on the current device, whatever the tensors are on.
+    with torch.cuda.device_of(q):
+        _forward_kernels.forward_scan[(plan.scans,)](
+            **scan,
+            **state,
+            **values,
+            **kept,
             o=o,
-            w_kept=w_kept,
-            c_kept=c_kept,
+            z_kept=z_kept,
+            g=g,
             eps=eps,
-            shared=True,
+            QUERY=not apart,
+            KEEP=keep,
+            **plan.options[plan.scans_share],
         )
+        if apart:
+            _forward_kernels.forward_output[(plan.segment_programs,)](
+                **scan, **state, **kept, g=g, o=o, eps=eps, **plan.options[True]
+            )
     if not keep:
-        z_kept = o.new_empty(0, dtype=reference.kept_dtype(o.dtype))
-        w_kept, c_kept = call.kept_states(0)
-    o, z_kept, c_kept = _launch.unpad(o, z_kept, c_kept, width=width)
-    (w_kept,) = _launch.unpad(w_kept, width=width, axes=2)
+        z_kept = o.new_empty(0, dtype=kept_dtype)
+        w_kept, c_kept = (new((*shape[:3], 0, *shape[4:])) for shape in (plan.w_kept, plan.c_kept))
+    if width != plan.shape[-1]:
+        o, z_kept, c_kept = _launch.unpad(o, z_kept, c_kept, width=width)
+        (w_kept,) = _launch.unpad(w_kept, width=width, axes=2)
     return o, z_kept, w_kept, c_kept
 
 
-@torch.no_grad()
 def backward(
     do: Tensor,
     inputs: Inputs,
@@ -134,81 +134,80 @@ def backward(
         `(R, 0)` where `token_scale` is None.
     """
     width, inputs = inputs.q.shape[-1], _padded(inputs)
-    call = _Call(inputs, directions, width, mini_batch_size)
-    eps = max(eps, reference.LEAST_EPS)
-    padded = _launch.pad(do, z_kept, c_kept, dims=DIMS)
-    do, z_kept, c_kept = (x.contiguous() for x in padded)
-    (w_kept,) = _launch.pad(w_kept, dims=DIMS, axes=2)
-    kept = {'w_kept': w_kept.contiguous(), 'c_kept': c_kept}
-    dq, dk, dv = (call.tokens() for _ in range(3))
+    plan = _planned(inputs, directions, width, mini_batch_size)
+    q, new = inputs.q, inputs.eta.new_empty
+    scan, state, values = _arguments(inputs)
+    if width != plan.shape[-1]:
+        do, z_kept, c_kept = _launch.pad(do, z_kept, c_kept, dims=DIMS)
+        (w_kept,) = _launch.pad(w_kept, dims=DIMS, axes=2)
+    do = do.contiguous()
     # Buffers from one kernel to the next, in whole chunks.
-    scratch = {
-        'tiles': call.tokens(call.scans, call.chunks, _tiles.TILES.value, CHUNK, call.dim),
-        'rows': call.empty(call.scans, call.chunks, _tiles.ROWS.value, CHUNK),
-    }
+    scan |= {'tiles': q.new_empty(plan.tiles), 'rows': new(plan.rows)}
+    kept = {'w_kept': w_kept.contiguous(), 'c_kept': c_kept.contiguous()}
+    dq, dk, dv = (torch.empty_like(do) for _ in range(3))
     # Partial sums by image, scan, head and segment: the query side's, then the key side's.
-    parts = (*call.by_scan, call.segments)
-    dln_weight, dln_bias = (call.empty(2, *parts, call.dim) for _ in range(2))
-    # In larger mini-batches every chunk has its own slots, and every block of features a part.
-    places = parts if call.pieces == 1 else (*call.by_scan, call.chunks, call.dim // CHUNK)
-    dtau, dtau_last = call.empty(*places, CHUNK), call.empty(*parts)
-    call.launch(
-        _backward_kernels.backward_query,
-        call.scans * call.segments,
-        **call.inputs('q', 'k', 'v', 'eta', 'w0', 'b0', 'ln_weight', 'ln_bias', 'token_scale'),
-        **kept,
-        **scratch,
-        do=do,
-        z_kept=z_kept,
-        dq=dq,
-        dln_weight=dln_weight[0],
-        dln_bias=dln_bias[0],
-        dtoken_scale=dtau,
-        eps=eps,
-    )
-    dw_kept, dc_kept = call.empty(*parts, call.dim, call.dim), call.empty(*parts, call.dim)
-    dw0, db0 = call.empty(*call.by_scan, call.dim, call.dim), call.empty(*call.by_scan, call.dim)
-    dc_all = call.empty(call.scans, call.mini_batches if call.pieces > 1 else 0, call.dim)
-    call.launch(
-        _backward_kernels.backward_chain,
-        call.scans,
-        **call.inputs('q', 'k', 'eta', 'ln_weight', 'token_scale'),
-        **scratch,
-        dw_kept=dw_kept,
-        dc_kept=dc_kept,
-        dc_all=dc_all,
-        dw0=dw0,
-        db0=db0,
+    dln_weight, dln_bias = (new((2, *plan.c_kept)) for _ in range(2))
+    (query_weight, key_weight), (query_bias, key_bias) = dln_weight.unbind(), dln_bias.unbind()
+    dtau, dtau_last = new(plan.dtau), new(plan.c_kept[:-1])
+    dw0, db0 = new(plan.dw0), new(plan.db0)
+    steps = {'dw_kept': new(plan.w_kept), 'dc_kept': new(plan.c_kept), 'dc_all': new(plan.dc_all)}
+    deta = new(plan.shape[:-1])
+    options = plan.options[False]
+    # Triton launches on the current device, whatever the tensors are on.
+    with torch.cuda.device_of(q):
+        _backward_kernels.backward_query[(plan.segment_programs,)](
+            **scan,
+            **state,
+            **values,
+            **kept,
+            do=do,
+            z_kept=z_kept.contiguous(),
+            dq=dq,
+            dln_weight=query_weight,
+            dln_bias=query_bias,
+            dtoken_scale=dtau,
+            eps=max(eps, reference.LEAST_EPS),
+            **options,
+        )
         # Three programs with spills are faster than two on an H100, in mini-batches of one chunk.
-        shared=call.scans_share and call.pieces == 1,
-    )
-    deta = call.empty(*call.shape[:4])
-    call.launch(
-        _backward_kernels.backward_key,
-        call.scans * call.segments,
-        **call.inputs('q', 'k', 'eta', 'ln_weight', 'token_scale'),
-        **kept,
-        **scratch,
-        dw_kept=dw_kept,
-        dc_kept=dc_kept,
-        dc_all=dc_all,
-        dk=dk,
-        dv=dv,
-        deta=deta,
-        dln_weight=dln_weight[1],
-        dln_bias=dln_bias[1],
-        dtau_last=dtau_last,
-    )
+        _backward_kernels.backward_chain[(plan.scans,)](
+            **scan,
+            **steps,
+            dw0=dw0,
+            db0=db0,
+            **plan.options[plan.scans_share and plan.pieces == 1],
+        )
+        _backward_kernels.backward_key[(plan.segment_programs,)](
+            **scan,
+            **kept,
+            **steps,
+            dk=dk,
+            dv=dv,
+            deta=deta,
+            dln_weight=key_weight,
+            dln_bias=key_bias,
+            dtau_last=dtau_last,
+            **options,
+        )
     # One operation for each sum: on few tokens the number of launches counts.
     if inputs.token_scale is None:
-        dtoken_scale = call.empty(call.by_scan[1], 0)
+        dtoken_scale = new((plan.shape[2], 0))
     else:
-        dtoken_scale = call.by_place(dtau)
+        dtoken_scale = plan.by_place(dtau)
         dtoken_scale[:, -1].add_(dtau_last.sum((0, 2, 3)))
-    (dw0,) = _launch.unpad(dw0.sum(0), width=width, axes=2)
-    features = db0.sum(0), dln_weight.sum((0, 1, 4)), dln_bias.sum((0, 1, 4))
-    dq, dk, dv, db0, dln_weight, dln_bias = _launch.unpad(dq, dk, dv, *features, width=width)
-    return dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale
+    dw0 = dw0.sum(0)
+    features: Sequence[Tensor] = (
+        dq,
+        dk,
+        dv,
+        db0.sum(0),
+        dln_weight.sum((0, 1, 4)),
+        dln_bias.sum((0, 1, 4)),
+    )
+    if width != plan.shape[-1]:
+        features = _launch.unpad(*features, width=width)
+        (dw0,) = _launch.unpad(dw0, width=width, axes=2)
+    return *features[:3], deta, dw0, *features[3:], dtoken_scale
 
 
 def _padded(inputs: Inputs) -> Inputs:
@@ -231,61 +230,61 @@ def output_apart(dim: int, scans_per_sm: float, tokens: int) -> bool:
     return tokens >= 768 and scans_per_sm < (0.7 if dim == 128 else 1.4)
 
 
-class _Call:
-    """Sizes, strides and options shared by all kernels of one call."""
+class _Plan:
+    """Sizes and options of all kernels, and shapes of their buffers, for one layout."""
 
-    def __init__(self, inputs: Inputs, directions: str, width: int, size: int) -> None:
-        q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
-        self.shape = q.shape
-        batch, tokens, scans, heads, self.dim = q.shape
-        self.by_scan, self.scans = (batch, scans, heads), batch * scans * heads
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        directions: str,
+        width: int,
+        size: int,
+        has_scale: bool,
+    ) -> None:
+        self.shape = tuple(shape)
+        batch, tokens, scans, heads, dim = shape
+        by_scan, self.scans = (batch, scans, heads), batch * scans * heads
         self.size, self.pieces = size, _launch.cdiv(size, CHUNK)
         self.mini_batches = _launch.cdiv(tokens, size)
         segment = reference.segment(size)
-        self.segments = _launch.cdiv(self.mini_batches, segment)
+        segments = _launch.cdiv(self.mini_batches, segment)
+        self.segment_programs = self.scans * segments
         full, rest = divmod(tokens, size)
-        self.chunks = full * self.pieces + _launch.cdiv(rest, CHUNK)
-        self.dtype, self.state_dtype, self.device = q.dtype, eta.dtype, q.device
-        scans_per_sm = self.scans / _device(q.device)[1]
-        self.output_apart = output_apart(self.dim, scans_per_sm, tokens)
+        chunks = full * self.pieces + _launch.cdiv(rest, CHUNK)
+        scans_per_sm = self.scans / _device(device)[1]
+        self.output_apart = output_apart(dim, scans_per_sm, tokens)
         # A scan that has a multiprocessor to itself, or shares it with one other, may use all
         # registers.
         self.scans_share = scans_per_sm > 2
-        # Inputs of the op by name, with the strides that vary. The last dimension of tokens and all
-        # small parameters are read as contiguous.
-        parameters = {'w0': w0, 'b0': b0, 'ln_weight': ln_weight, 'ln_bias': ln_bias}
-        parameters['token_scale'] = ln_weight if token_scale is None else token_scale
-        self.arguments: dict[str, dict] = {n: {n: x.contiguous()} for n, x in parameters.items()}
-        for name, x in (('q', q), ('k', k), ('v', v)):
-            self.arguments[name] = _launch.with_strides(**{name: x})
-        # Triton would specialise on every number of a tuple.
-        strides = zip(('eta_b', 'eta_t', 'eta_r', 'eta_h'), eta.stride(), strict=True)
-        self.arguments['eta'] = {'eta': eta, **dict(strides)}
-        self.sizes = {
+        # W and c after every segment of every scan.
+        self.w_kept, self.c_kept = (*by_scan, segments, dim, dim), (*by_scan, segments, dim)
+        self.dw0, self.db0 = (*by_scan, dim, dim), (*by_scan, dim)
+        self.tiles = (self.scans, chunks, _tiles.TILES.value, CHUNK, dim)
+        self.rows = (self.scans, chunks, _tiles.ROWS.value, CHUNK)
+        # In larger mini-batches every chunk has its own slots, and every block of features a part.
+        apart = self.pieces > 1
+        self.dtau = (*by_scan, *((chunks, dim // CHUNK) if apart else (segments,)), CHUNK)
+        self.dc_all = (self.scans, self.mini_batches if apart else 0, dim)
+        sizes = {
             'T': tokens,
             'R': scans,
             'H': heads,
             'reverse_mask': _launch.reverse_mask(directions),
             'segment': segment * self.pieces,
-            'D': self.dim,
+            'D': dim,
             'WIDTH': width,
             'SIZE': size,
-            'HAS_SCALE': token_scale is not None,
-            'PRECISION': _launch.precision(q.dtype),
-            'num_warps': self.dim // CHUNK,
+            'HAS_SCALE': has_scale,
+            'PRECISION': _launch.precision(dtype),
+            'num_warps': dim // CHUNK,
         }
-
-    def empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self.state_dtype, device=self.device)
-
-    def tokens(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.empty(shape or self.shape, dtype=dtype or self.dtype, device=self.device)
-
-    def kept_states(self, segments: int | None = None) -> tuple[Tensor, Tensor]:
-        """W and c after every segment of every scan."""
-        batch, _, scans, heads, dim = self.shape
-        lead = (batch, scans, heads, self.segments if segments is None else segments)
-        return self.empty(*lead, dim, dim), self.empty(*lead, dim)
+        # By whether programs share a multiprocessor.
+        self.options = [
+            {**sizes, **_launch.most_registers(registers(dtype, dim, shared))}
+            for shared in (False, True)
+        ]
 
     def by_place(self, x: Tensor) -> Tensor:
         """Sums the parts for all positions in a mini-batch: `(R, b)`."""
@@ -295,20 +294,35 @@ class _Call:
             x = x.sum((0, 2, 4)).flatten(1)
             x = F.pad(x, (0, self.mini_batches * self.pieces * CHUNK - x.shape[1]))
             x = x.unflatten(1, (self.mini_batches, -1)).sum(1)
-        return x[:, : self.size].contiguous()
+        return x if x.shape[1] == self.size else x[:, : self.size].contiguous()
 
-    def inputs(self, *names: str) -> dict[str, object]:
-        """The arguments of a kernel that are inputs of the op."""
-        arguments: dict[str, object] = {}
-        for name in names:
-            arguments |= self.arguments[name]
-        return arguments
 
-    def launch(self, kernel, programs: int, shared: bool = False, **arguments) -> None:
-        most = _launch.most_registers(registers(self.dtype, self.dim, shared))
-        # Triton launches on the current device, whatever the tensors are on.
-        with torch.cuda.device_of(self.arguments['q']['q']):
-            kernel[(programs,)](**arguments, **self.sizes, **most)
+_plan = _launch.plan(_Plan)
+
+
+def _planned(inputs: Inputs, directions: str, width: int, size: int) -> _Plan:
+    q, has_scale = inputs.q, inputs.token_scale is not None
+    return _plan(q.shape, q.dtype, q.device, directions, width, size, has_scale)
+
+
+def _arguments(inputs: Inputs) -> tuple[dict[str, Any], ...]:
+    """The op's inputs as arguments of all kernels, and the state's and the values of some.
+
+    The last dimension of tokens and all small parameters are read as contiguous.
+    """
+    q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
+    ln_weight = ln_weight.contiguous()
+    # Triton would specialise on every number of a tuple.
+    strides = dict(zip(('eta_b', 'eta_t', 'eta_r', 'eta_h'), eta.stride(), strict=True))
+    scan = {
+        **_launch.with_strides(q=q, k=k),
+        'eta': eta,
+        **strides,
+        'ln_weight': ln_weight,
+        'token_scale': ln_weight if token_scale is None else token_scale.contiguous(),
+    }
+    state = {'w0': w0.contiguous(), 'b0': b0.contiguous(), 'ln_bias': ln_bias.contiguous()}
+    return scan, state, _launch.with_strides(v=v)
 
 
 @functools.cache

@@ -404,13 +404,23 @@ def unsupported_reason(q: Tensor) -> str | None:
     return _launch.unsupported_heads_reason(q)
 
 
-def _share(kernel: str, q: Tensor, l2: bool, **constants) -> tuple[tuple[int, int], dict]:
-    """The grid as (sums, splits), and the arguments that every kernel takes."""
-    batch, tokens, heads, dim = q.shape
-    options = config(kernel, q.dtype, dim, l2, _launch.gpu(_NAME, q))
+@_launch.plan
+def _share(
+    kernel: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    gated: bool,
+    l2: bool,
+) -> tuple[int, int, dict]:
+    """Sums, splits of each, and the arguments that every kernel takes."""
+    batch, tokens, heads, dim = shape
+    options = config(kernel, dtype, dim, l2, _launch.gpu(_NAME, dtype, device))
     splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
-    sizes = {'N': tokens, 'H': heads, 'D': dim, 'span': span, 'splits': splits}
-    return (batch * heads, splits), {**sizes, **options, **constants}
+    sizes = {'N': tokens, 'H': heads, 'D': dim, 'span': span, 'splits': splits, 'GATED': gated}
+    if kernel.startswith('step'):
+        sizes['L2'] = l2
+    return batch * heads, splits, {**sizes, **options}
 
 
 def _stacked(*weights: Tensor | None) -> Tensor:
@@ -438,7 +448,8 @@ def forward(
     gated, l2 = w3 is not None, loss == 'l2'
     q, k, v = _launch.pad(q, k, v)
     weights = _stacked(w1, w2, w3)
-    (sums, splits), shared = _share('step', q, l2, GATED=gated, L2=l2)
+    layout = (q.shape, q.dtype, q.device, gated, l2)
+    sums, splits, shared = _share('step', *layout)
     g = w1.new_empty((sums, splits, *weights.shape[1:]))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     whole = splits == 1
@@ -454,7 +465,7 @@ def forward(
         )
         g = g.squeeze(1) if whole else _launch.add_up(g, scale, tokens)
         g = g.view(batch, heads, *weights.shape[1:])
-        (sums, splits), shared = _share('read', q, l2, GATED=gated)
+        sums, splits, shared = _share('read', *layout)
         _read[(sums * splits,)](
             **_launch.with_strides(q=q), stepped=_stepped(weights, g, q.dtype), o=o, **shared
         )
@@ -481,8 +492,9 @@ def backward(
     (g,) = _launch.pad(g, axes=2)
     weights = _stacked(w1, w2, w3)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    layout = (q.shape, q.dtype, q.device, gated, l2)
     with torch.cuda.device_of(q):
-        (sums, splits), shared = _share('read_backward', q, l2, GATED=gated)
+        sums, splits, shared = _share('read_backward', *layout)
         dw = g.new_empty((sums, splits, *g.shape[2:]))
         _read_backward[(sums * splits,)](
             **_launch.with_strides(do=do, q=q),
@@ -493,7 +505,7 @@ def backward(
         )
         read = _launch.add_up(dw)
         j, peak = _launch.relative(read, q.dtype)
-        (sums, splits), shared = _share('step_backward', q, l2, GATED=gated, L2=l2)
+        sums, splits, shared = _share('step_backward', *layout)
         dw = g.new_empty((sums, splits, *g.shape[2:]))
         _step_backward[(sums * splits,)](
             **_launch.with_strides(k=k, v=v),
@@ -506,7 +518,7 @@ def backward(
             factor=-scale if l2 else scale,
             **shared,
         )
-        dw = (read + _launch.add_up(dw)).view(g.shape)
+        dw = read.add_(_launch.add_up(dw)).view(g.shape)
     dq, dk, dv = _launch.unpad(dq, dk, dv, width=width)
     dw = _launch.unpad(*(x.sum(0) for x in dw.unbind(2)), width=width, axes=2)
     return dq, dk, dv, *dw, *([] if gated else [w1.new_empty(0)])

@@ -46,6 +46,7 @@ def cut(monkeypatch):
 
     With 0 the scan writes its output; the backward pass has segments in any case.
     """
+    from ttt_kernels import _launch
     from ttt_kernels.ttt_linear import kernel, reference
 
     def set_cut(mini_batches, segment=None):
@@ -53,5 +54,6 @@ def cut(monkeypatch):
         monkeypatch.setattr(kernel, 'output_apart', lambda *_: apart)
         if mini_batches or segment:
             monkeypatch.setattr(reference, 'SEGMENT', mini_batches or segment)
+        _launch.forget_plans()
 
     return set_cut

@@ -106,9 +106,9 @@ def test_an_amd_gpu_takes_the_kernels_which_are_checked_first(kernel, monkeypatc
     assert _backend.choose('op', 'auto', ON_GPU, lambda k: None) is kernel['triton']
     assert _launch.most_registers(168) == {}
     assert _launch.precision(fp32.dtype) == 'ieee'
-    _launch._gpu.cache_clear()
-    assert _launch.gpu('ttt_glu', fp32).little
-    _launch._gpu.cache_clear()
+    _launch.forget_plans()
+    assert _launch.gpu('ttt_glu', fp32.dtype, fp32.device).little
+    _launch.forget_plans()
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda *_: 'AMD Instinct MI300X')
     monkeypatch.setattr(__main__, 'available', dict)

@@ -21,10 +21,12 @@ def single_precision(monkeypatch):
 @pytest.fixture
 def cut(monkeypatch):
     """Sets the mini-batches of a segment of ttt_linear; with `apart`, in the split path."""
+    from ttt_kernels import _launch
     from ttt_kernels.ttt_linear import kernel, reference
 
     def set_cut(segment, apart):
         monkeypatch.setattr(kernel, 'output_apart', lambda *_: apart)
         monkeypatch.setattr(reference, 'SEGMENT', segment)
+        _launch.forget_plans()
 
     return set_cut
