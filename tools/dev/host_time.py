@@ -1,11 +1,14 @@
 """Host time of the ops and of training steps, beside torch's layer_norm, DeiT-S and Swin-T of timm.
 
-    python tools/dev/host_time.py [--out FOLDER] [--profile vittt] [--only ops|steps]
+    python tools/dev/host_time.py [--out FILE] [--profile vittt] [--only ops|steps|compiled]
 
 Without a GPU the tensors are tiny, Triton's launches do nothing, and times are processor time of
 one thread. `dispatch` is an op whose kernels only allocate their results: what the package adds to
 a kernel. `launch` runs the kernels' own host code too, up to the launch itself. Triton's launcher,
-some 10 to 20 µs for each of an op's launches, is in neither.
+some 10 to 20 µs for each of an op's launches, is in neither. The gradients of convolutions, which
+oneDNN computes for longer than a GPU is launched, are allocated only. Everything else runs on the
+CPU, inductor's kernels in `compiled` included: steps whose blocks are compiled as in the recipes,
+beside eager ones of the model they are compared with.
 
 On a GPU nothing is replaced: wall, GPU and host time of the same ops and steps, at --size.
 """
@@ -114,6 +117,15 @@ def only_allocating(op: Op) -> Iterator[None]:
     op.forward, op.backward = passes
 
 
+_CONVOLUTIONS = torch.library.Library('aten', 'IMPL')
+
+
+def convolution_backward(grad, x, weight, biases, *options):
+    bias = grad.new_zeros(weight.shape[0])
+    zeros = torch.zeros_like(x), torch.zeros_like(weight), bias
+    return tuple(y if need else None for y, need in zip(zeros, options[-1], strict=True))
+
+
 def pretend_a_gpu() -> None:
     """Takes the Triton kernels for tensors in host memory, without launching them."""
     from triton.runtime.jit import JITFunction
@@ -122,19 +134,20 @@ def pretend_a_gpu() -> None:
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     _backend._unreachable = lambda *_: None
     os.environ[_backend.VARIABLE] = 'triton'
+    _CONVOLUTIONS.impl('convolution_backward', convolution_backward, 'CPU')
     torch.set_num_threads(1)
 
 
 # ------------------------------------------------------------------------------------- measuring
 
 
-def host_times(calls: dict[str, Callable[[], Any]], seconds: float, cuda: bool) -> dict[str, float]:
+def host_times(calls: dict[Any, Callable[[], Any]], seconds: float, cuda: bool) -> dict[Any, float]:
     """Least time of each call in several rounds over all, in µs.
 
     Time of the processor, or on a GPU the time until the call returns.
     """
     clock = time.perf_counter if cuda else time.process_time
-    times: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[Any, list[float]] = {name: [] for name in calls}
     numbers, end = {}, 0.0
     while not end or time.perf_counter() < end:
         for name, call in calls.items():
@@ -203,13 +216,19 @@ def backward(call: Callable[..., Tensor], tensors: list[Tensor]) -> None:
     torch.autograd.grad(out, tensors, torch.ones_like(out))
 
 
-def training_step(name: str, device: str, size: tuple[int, int, int]) -> Callable[[], None]:
+def training_step(
+    name: str, device: str, size: tuple[int, int, int], compiled: bool = False
+) -> Callable[[], None]:
     """Forward under bf16 autocast, backward, and gradients to None; no optimizer."""
     model, options, _ = MODELS[name]
     batch, *sides = size
     if device == 'cuda':
         options = {'img_size': sides}
     net = timm.create_model(model, num_classes=10, **options).to(device).train()
+    if compiled:
+        from mmvttt.openmmlab.engine import compile_blocks
+
+        compile_blocks(net, dynamic=False)
     x = torch.randn(batch, 3, *sides, device=device)
 
     def step() -> None:
@@ -222,18 +241,30 @@ def training_step(name: str, device: str, size: tuple[int, int, int]) -> Callabl
 
 
 def time_steps(
-    names: list[str], device: str, seconds: float, size: tuple[int, int, int], profile: str
+    names: list[str],
+    device: str,
+    seconds: float,
+    size: tuple[int, int, int],
+    profile: str,
+    compiled: bool = False,
 ) -> Iterator[Row]:
     """A training step of every model, and its calls of torch and casts among them."""
-    steps = {name: training_step(name, device, size) for name in names}
+    ways = dict.fromkeys(MODELS[name][2] for name in names) if compiled else names
+    steps = {(name, 'step'): training_step(name, device, size) for name in ways}
+    for name in names if compiled else ():
+        steps[name, 'step, compiled blocks'] = training_step(name, device, size, compiled)
     hosts = host_times(steps, seconds, device == 'cuda')
-    for name, step in steps.items():
+    for (name, way), step in steps.items():
+        wall, gpu = gpu_times(step) if device == 'cuda' else (None, None)
+        host = hosts[name, way]
+        ratio = host / hosts[MODELS[name][2], 'step']
+        if way != 'step':
+            yield Row(name, way, host, ratio, wall, gpu)
+            continue
         with Calls() as calls:
             step()
-        wall, gpu = gpu_times(step) if device == 'cuda' else (None, None)
-        ratio = hosts[name] / hosts[MODELS[name][2]]
         count = sum(calls.counts.values())
-        yield Row(name, 'step', hosts[name], ratio, wall, gpu, count, calls.counts['_to_copy'])
+        yield Row(name, way, host, ratio, wall, gpu, count, calls.counts['_to_copy'])
         if profile and profile.lower() in name.lower():
             print(profiled(step), '\n', calls.counts.most_common(25))
 
@@ -252,7 +283,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('--only', choices=['ops', 'steps'])
+    parser.add_argument('--only', choices=['ops', 'steps', 'compiled'])
     parser.add_argument('--models', nargs='+', choices=MODELS, default=list(MODELS))
     parser.add_argument('--seconds', type=float, default=2.0, help='for each figure')
     parser.add_argument('--size', default='128x224x224', help='of a step on a GPU')
@@ -265,13 +296,13 @@ def main() -> None:
         pretend_a_gpu()
     names = list(dict.fromkeys(x for n in args.models for x in (MODELS[n][2], n)))
     rows: list[Row] = []
+    how = names, device, args.seconds, (batch, height, width), args.profile
     parts = {
         'ops': lambda: time_ops(device, args.seconds / 4),
-        'steps': lambda: time_steps(
-            names, device, args.seconds, (batch, height, width), args.profile
-        ),
+        'steps': lambda: time_steps(*how),
+        'compiled': lambda: time_steps(*how, compiled=True),
     }
-    for part in [args.only] if args.only else parts:
+    for part in [args.only] if args.only else ['ops', 'steps']:
         for row in parts[part]():
             rows.append(row)
             print(

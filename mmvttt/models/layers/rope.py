@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from .precision import at_least_fp32
+
 
 def rotation_2d(
     hw: tuple[int, int],
@@ -53,7 +55,7 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     Returns:
         A contiguous tensor of the shape and dtype of `x`.
     """
-    exact = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
+    exact = at_least_fp32(x).unflatten(-1, (-1, 2))
     rotation = rotation.unflatten(0, (-1, *[1] * (x.dim() - 3)))
     if torch.compiler.is_compiling():
         turned = _rotate_real(exact.flatten(-2), torch.view_as_real(rotation))

@@ -63,11 +63,13 @@ class ViT3Mixer(nn.Module):
             rotation: `(h·w, C / 2)` of `rotation_2d`, for q and k of the gated heads.
         """
         # Split once: the gradients of all parts come together in one copy.
-        widths = 3 * [self.embed_dims] + 3 * [self.head_dims]
-        q, k, v, *local = self.qkv(x).split(widths, dim=-1)
+        widths = [2 * self.embed_dims, self.embed_dims, *3 * [self.head_dims]]
+        qk, v, *local = self.qkv(x).split(widths, dim=-1)
+        qk = qk.unflatten(-1, (2, self.embed_dims))
         if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        q, k, v = (y.unflatten(-1, (self.num_heads, self.head_dims)) for y in (q, k, v))
+            qk = rotate(qk, rotation)
+        q, k = qk.unflatten(-1, (self.num_heads, self.head_dims)).unbind(2)
+        v = v.unflatten(-1, (self.num_heads, self.head_dims))
         w1, w2, w3 = (at_least_fp32(w) for w in (self.w1, self.w2, self.w3))
         out = ttt_glu(q, k, v, w1, w2, scale=self.scale, backend=self.backend).flatten(2)
         conv = ttt_dwconv(*local, w3, hw=hw, scale=self.scale, backend=self.backend)
