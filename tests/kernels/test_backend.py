@@ -93,6 +93,24 @@ def test_triton_that_cannot_start_is_a_reason(monkeypatch):
     assert reason == 'Triton cannot start (RuntimeError: Failed to find C compiler.)'
 
 
+def test_plans_of_launches_are_bounded_and_keyed_by_dtype_shape_and_device():
+    from ttt_kernels import _launch
+
+    made = []
+    plan = _launch.plan(lambda *layout: made.append(layout) or len(made))
+    layout = (torch.Size([2, 3]), torch.float16, torch.device('cpu'))
+    others = [
+        (torch.Size([3, 2]), *layout[1:]),
+        (layout[0], torch.bfloat16, layout[2]),
+        (*layout[:2], torch.device('meta')),
+    ]
+    assert [plan(*x) for x in (layout, *others, layout)] == [1, 2, 3, 4, 1]
+    _launch.forget_plans()
+    assert plan(*layout) == 5
+    _launch._PLANS.remove(plan)
+    assert all(cached.cache_info().maxsize for cached in [plan, *_launch._PLANS])
+
+
 def test_an_amd_gpu_takes_the_kernels_which_are_checked_first(kernel, monkeypatch):
     from ttt_kernels import __main__, _launch
 
