@@ -122,7 +122,8 @@ _CONVOLUTIONS = torch.library.Library('aten', 'IMPL')
 
 def convolution_backward(grad, x, weight, biases, *options):
     bias = grad.new_zeros(weight.shape[0])
-    zeros = torch.zeros_like(x), torch.zeros_like(weight), bias
+    dx = torch.zeros_like(x, memory_format=torch.channels_last)
+    zeros = dx, torch.zeros_like(weight), bias
     return tuple(y if need else None for y, need in zip(zeros, options[-1], strict=True))
 
 
@@ -226,7 +227,7 @@ def training_step(
         options = {'img_size': sides}
     net = timm.create_model(model, num_classes=10, **options).to(device).train()
     if compiled:
-        from mmvttt.openmmlab.engine import compile_blocks
+        from mmvttt.deploy.compile import compile_blocks
 
         compile_blocks(net, dynamic=False)
     x = torch.randn(batch, 3, *sides, device=device)
