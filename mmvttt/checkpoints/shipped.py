@@ -14,7 +14,11 @@ def shipped_names() -> list[str]:
 
 
 def shipped_file(name: str) -> Path:
-    """The file of shipped weights, for `name` or `mmvttt://name`."""
+    """The file of shipped weights, for `name` or `mmvttt://name`.
+
+    Raises:
+        CheckpointMissingError: No weights of this name come with mmvttt.
+    """
     files = _files()
     short = name.removeprefix(SCHEME)
     if short not in files:

@@ -244,6 +244,9 @@ def open_exported(path: str | os.PathLike[str], precision: str = 'float32') -> E
     Args:
         path: The file.
         precision: See `OpenVINOFile`; a file of ONNX has its own.
+
+    Raises:
+        UsageError: Another suffix or precision, a missing package, or a file that cannot be read.
     """
     suffix = os.path.splitext(path)[1]
     if suffix == '.onnx':

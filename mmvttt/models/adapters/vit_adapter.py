@@ -103,6 +103,10 @@ class ViTAdapter(nn.Module):
         deform_backend: Implementation of the deformable attention's op: 'triton', 'numba' or
             'reference'; None leaves the choice to it (docs/kernels.md). Mixers have an option of
             their own.
+
+    Raises:
+        TypeError: If `backbone` lacks a part of the contract, or an option has another type.
+        ValueError: If an option is out of range, or does not fit the backbone.
     """
 
     def __init__(

@@ -161,6 +161,9 @@ class HViT3(nn.Module):
         with_cp: See `PlainBackbone`.
         mixer: Options of `ViT3Mixer`: `scale`, `backend`; or another mixer as a class, a name or
             `dict(type=…)`, which gets the `rotation` of the map if its `extras` name it.
+
+    Raises:
+        ValueError: If an option is out of range.
     """
 
     arch_zoo: Mapping[str, Mapping[str, Sequence[int]]] = {

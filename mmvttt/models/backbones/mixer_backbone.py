@@ -23,6 +23,9 @@ class MixerBackbone(PlainBackbone):
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         norm_eps: ε of all LayerNorms.
         options: Options of `PlainBackbone`: `img_size`, `out_indices`, …
+
+    Raises:
+        ValueError: If an option is out of range.
     """
 
     # Options of PlainBackbone that come from the arch.

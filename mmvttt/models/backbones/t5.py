@@ -29,6 +29,9 @@ class T5(MixerBackbone):
             classifier's head is not part of this backbone: freeze it by a rate of 0, see
             `new_parameters`.
         options: Options of `MixerBackbone`: `drop_path_rate`, `img_size`, `out_indices`, …
+
+    Raises:
+        ValueError: If an option is out of range.
     """
 
     default_mixer: Mapping[str, Any] = dict(type='mmvttt.TTTMixer', **RECIPES['t5'].options)

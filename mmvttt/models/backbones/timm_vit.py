@@ -64,6 +64,10 @@ class TimmViT(PlainBackbone):
         out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' the means `(B, C)` of the
             patches, 'cls_token' the class token `(B, C)`.
         out_indices, frozen_stages, with_cp: See `PlainBackbone`.
+
+    Raises:
+        ValueError: If timm has no such model, or it cannot be linearized, or an option is out of
+            range.
     """
 
     def __init__(

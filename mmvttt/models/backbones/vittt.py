@@ -140,6 +140,9 @@ class Vittt(PlainBackbone):
         pos_embed_interpolation: As in the original ViT-Adapter, see `PlainBackbone`.
         options: Options of `PlainBackbone`: `img_size`, `patch_size`, `in_channels`, `out_indices`,
             `out_type`, `frozen_stages`, `with_cp`, …
+
+    Raises:
+        ValueError: If an option is out of range.
     """
 
     derived_options: ClassVar = ('embed_dims', 'num_layers', 'patch_embed', 'norm')

@@ -102,6 +102,11 @@ class DiT3(ModelMixin, ConfigMixin):
             `type`; default: 'ViT3Mixer'. A config of diffusers names mmvttt's own mixers; give
             another again, `from_pretrained(folder, mixer=…)`.
         cpe: Whether the blocks begin with a depth-wise convolution.
+
+    Raises:
+        TypeError: If the mixer is none of these, or has no such option.
+        ValueError: If an option is out of range, there is no such arch or mixer, or it cannot be
+            written into a config.
     """
 
     _supports_gradient_checkpointing = True

@@ -283,6 +283,10 @@ def build_inner_model(inner: Inner, num_heads: int, head_dims: int) -> InnerMode
             `dict(type=…)` and options.
         num_heads: Heads H.
         head_dims: Channels d of a head.
+
+    Raises:
+        TypeError: If the result is not an inner model, or an option is unknown.
+        ValueError: If there is no inner model of this name.
     """
     kind, options = split_config('inner', inner, INNER_MODELS)
     built = build_part('inner', kind, num_heads, head_dims, **options)

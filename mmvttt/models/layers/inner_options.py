@@ -55,6 +55,10 @@ class InnerOptions:
             from 1 and 0 (DiT⁵; in its authors' code, not in the paper).
         backend: Implementation of the fused op: 'triton', 'numba' or 'reference'; None leaves the
             choice to it (docs/kernels.md). An error if no op does the training.
+
+    Raises:
+        TypeError: If an option has another type.
+        ValueError: If an option is out of range; the message names what is allowed.
     """
 
     inner: Inner

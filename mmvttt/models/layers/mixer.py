@@ -51,6 +51,9 @@ def build_mixer(
     """The mixer of a config of `resolve_mixer`, and the names of `extras` that it declares.
 
     `extras` are names of the block's inputs beyond the tokens and the size of their map.
+
+    Raises:
+        TypeError: If it is not a module, or requires an extra that its block does not have.
     """
     options = {name: value for name, value in config.items() if name != 'type'}
     mixer = build_part(

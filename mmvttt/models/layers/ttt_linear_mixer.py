@@ -57,6 +57,9 @@ class TTTLinearMixer(nn.Module):
         inner_eps: ε of the inner LayerNorm.
         backend: Implementation of the op: 'triton', 'numba' or 'reference'; None leaves the choice
             to it (docs/kernels.md).
+
+    Raises:
+        ValueError: If an option is out of range; the message names what is allowed.
     """
 
     extras = ('patches',)

@@ -40,6 +40,10 @@ class InnerTraining(nn.Module):
         num_heads: Heads H of d = C / H channels.
         inner: See `InnerOptions`.
         options: See `InnerOptions`.
+
+    Raises:
+        TypeError: If the inner model, loss or key norm is of another kind, or an option is unknown.
+        ValueError: If an option is out of range; the message names what is allowed.
     """
 
     options_class = InnerOptions

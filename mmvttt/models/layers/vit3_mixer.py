@@ -23,6 +23,10 @@ class ViT3Mixer(nn.Module):
         scale: Factor s of the inner loss −(s / N)·Σ f(K)·V, the same in both kinds of heads.
         backend: Implementation of the ops: 'triton', 'numba' or 'reference'; None leaves the choice
             to them (docs/kernels.md).
+
+    Raises:
+        ValueError: If C does not divide into H heads, the scale is not above 0, or there is no such
+            backend.
     """
 
     extras = ('rotation',)
