@@ -272,11 +272,12 @@ def test_tools_of_photographs_name_tools_generate(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Image.new('RGB', (8, 8)).save('photo.jpg')
+    Path('weights.pth').touch()
     error = tools.error(f'{tool}.py', *options)
     assert 'the config has a diffusion model' in error
     assert 'tools/generate.py draws' in error
     assert error.count('\n') == 1
-    assert [path.name for path in tmp_path.iterdir()] == ['photo.jpg']
+    assert {path.name for path in tmp_path.iterdir()} == {'photo.jpg', 'weights.pth'}
 
 
 def test_what_is_not_finite_is_no_black_image() -> None:

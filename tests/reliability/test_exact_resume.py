@@ -188,8 +188,8 @@ def test_state_that_no_checkpoint_has() -> None:
 @pytest.mark.parametrize(
     ('changes', 'reason'),
     [
-        (dict(train_cfg=dict(type='MyLoop')), "its loop is 'MyLoop'; known: EpochBasedTrainLoop"),
-        (dict(train_cfg=dict(type=MyLoop)), "its loop is 'MyLoop'; known: EpochBasedTrainLoop"),
+        (dict(train_cfg=dict(type='MyLoop')), "its loop is 'MyLoop', and EpochBasedTrainLoop"),
+        (dict(train_cfg=dict(type=MyLoop)), "its loop is 'MyLoop', and EpochBasedTrainLoop"),
         (dict(train_dataloader=dict(dataset=[1], sampler=dict())), 'data set or sampler'),
         (dict(train_dataloader=None), 'data loader or loop'),
     ],
