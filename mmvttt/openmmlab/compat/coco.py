@@ -1,4 +1,4 @@
-"""Files in COCO's format as other programs write them: ids from 0, and without `info`."""
+"""COCO evaluation: ids from 0, files without `info`, and the faster evaluator."""
 
 from functools import wraps
 from typing import Any
@@ -27,3 +27,15 @@ def index_all() -> None:
         original(self)
 
     replace(COCO, 'createIndex', create_index)
+
+
+def evaluate_faster() -> str | None:
+    """Lets mmdet's CocoMetric evaluate by faster-coco-eval, which has the same interface."""
+    try:
+        from faster_coco_eval import COCOeval_faster
+    except ImportError:
+        return 'faster-coco-eval is not installed'
+    from mmdet.evaluation.metrics import coco_metric
+
+    replace(coco_metric, 'COCOeval', COCOeval_faster)
+    return None
