@@ -36,7 +36,7 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
     'mmseg': ('1.2', '1.4'),
     'mmpretrain': ('1.2', '1.3'),
 }
-# What a tool of OpenMMLab imports at its top.
+# Imports at the top of a tool that needs OpenMMLab.
 _OPENMMLAB = re.compile(r'^(?:from|import) (?:mmvttt\.openmmlab|mmengine|mmcv|cv2)', re.MULTILINE)
 
 

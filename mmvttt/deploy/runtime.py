@@ -203,7 +203,7 @@ def require_same_preparation(file: ExportedFile, preprocessor: Any) -> None:
         UsageError: They differ, so that the file would see other numbers than its model.
     """
     if 'mean' not in file.notes:
-        # Of a model without a config, or of another program.
+        # Written from a model without a config, or by another program.
         return
     saved = {k: json.loads(file.notes[k]) for k in PREPARATION if k in file.notes}
     swaps = ('_channel_conversion', 'channel_conversion', 'to_rgb')

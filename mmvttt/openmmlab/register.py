@@ -66,7 +66,7 @@ class FromLibrary(BaseModule):
         # BaseModule.__init__ would call the library's class without arguments.
         super(BaseModule, self).__init__(**options)
         self._is_init = False
-        # Of the images that the loaded weights were trained on; a training compares it.
+        # Mean and deviation that the loaded weights were trained with; a training compares them.
         self.preparation: Preparation | None = None
         self.init_cfg = copy.deepcopy(init_cfg)
 

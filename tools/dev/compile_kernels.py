@@ -228,7 +228,7 @@ _JUMP = re.compile(r'(@!?%\w+\s+)?bra(?:\.uni)?\s+(\$\w+)')
 
 
 def _after(text: str, state: frozenset[str]) -> frozenset[str]:
-    """What is unseen by the asynchronous proxy after an instruction."""
+    """Writes that the asynchronous proxy has not seen after an instruction."""
     if text.startswith('fence.proxy.async'):
         return state - {'copied', 'stored'}
     if _WRITE.match(text):

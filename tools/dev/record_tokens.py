@@ -33,7 +33,7 @@ MODELS = {
     'T⁵': 't5_tiny_patch16_224',
     'H-ViT³': 'h_vit3_tiny',
 }
-# Of each input, over the layers: the median and the extremes of its size (root mean square), and
+# For each input, over the layers: the median and the extremes of its size (root mean square), and
 # medians of the correlation of neighbouring tokens and of the largest number over the size.
 COLUMNS = ('op', 'model', 'weights', 'input', 'size', 'least', 'most', 'neighbours', 'peak')
 

@@ -60,7 +60,7 @@ _BIASES = ('relative_position_bias_table', 'relative_position_index', 'rel_pos')
 _SHARED = ('rel_pos_bias', 'shared_rel_pos')
 _HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks')
 _PROJECTION = 'queries, keys, values and the feed-forward network share a projection'
-# What timm's models run on an image.
+# Methods that timm's models run on an image.
 _METHODS = ('forward_features', 'forward_intermediates')
 _NO_MASK = (
     'A linearized attention sees all tokens and takes no mask: leave attn_mask and is_causal out.'

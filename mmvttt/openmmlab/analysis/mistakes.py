@@ -144,7 +144,7 @@ def _match(matrix: np.ndarray, truth: np.ndarray, boxes: np.ndarray) -> None:
     ignored = truth[:, 5] > 0
     overlaps = np.zeros((len(boxes), len(truth)))
     if overlaps.size:
-        # Of a region to ignore: the share of the box inside it.
+        # For a region to ignore, the share of the box inside it.
         overlaps = iou(boxes[:, :4], truth[:, :4], ignored.tolist())
     free = ~ignored
     for label, row in zip(labels, overlaps, strict=True):

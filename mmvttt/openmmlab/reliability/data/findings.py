@@ -59,7 +59,7 @@ class Findings:
 
     @property
     def account(self) -> str:
-        """What is learned of each class, and what is not and why."""
+        """Objects that are learned, and by reason those that are not, of each class."""
         parts = []
         for name, counts in list(self.counts.items())[:_CLASSES]:
             others = ', '.join(f'{n} {reason}' for reason, n in counts.items() if reason != LEARNED)
