@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from mmengine.config import Config
 from mmengine.dist import all_gather_object, broadcast_object_list, get_rank
 from mmengine.logging import print_log
 from torch import Tensor
 
-from mmvttt.checkpoints.allow_list import LogCurve
 from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointError, ResumeError
 
@@ -118,58 +116,20 @@ def _place(path: str | os.PathLike[str]) -> tuple[str, int]:
 
 def _malformed(content: Mapping[str, Any]) -> str | None:
     """The first entry of a checkpoint that mmengine would stumble over, None for a good one."""
-    meta, optimizer = content['meta'], content.get('optimizer', {})
-    schedules = content.get('param_schedulers', [])
-    several = isinstance(optimizer, Mapping) and 'param_groups' not in optimizer
-    every = optimizer.values() if several else [optimizer]
-    settings = meta.get('settings')
-    settings = settings if isinstance(settings, Mapping) else {}
-    hub = content['message_hub']
-    info = hub.get('runtime_info', {})
-    sound = {
-        'meta.iter': meta['iter'] >= 0,
-        'meta.settings': all(
-            isinstance(text, str) for pair in dict(settings).items() for text in pair
-        ),
-        'meta.epoch': isinstance(meta.get('epoch', 0), int) and meta.get('epoch', 0) >= 0,
-        'meta.seed': meta.get('seed') is None or _is_seed(meta['seed']),
-        'state_dict': isinstance(content['state_dict'], Mapping)
-        and all(
-            isinstance(value, Tensor) or str(name).endswith('_extra_state')
-            for name, value in content['state_dict'].items()
-        ),
-        'message_hub': all(_names(hub.get(part, {})) for part in _PARTS),
-        'message_hub.log_scalars': all(map(_is_curve, _values(hub.get('log_scalars')))),
-        'optimizer': all(_is_optimizer(one) for one in every),
-        'param_schedulers': isinstance(schedules, Mapping)
-        or (isinstance(schedules, list) and all(isinstance(s, Mapping) for s in schedules)),
-    }
-    for name, value in info.items() if sound['message_hub'] else ():
-        right = next((right for entry, right in _ENTRIES.items() if name.startswith(entry)), None)
-        sound[f'message_hub.runtime_info.{name}'] = right is None or right(value)
-    return next((name for name, good in sound.items() if not good), None)
+    for name, is_right in _PARTS.items():
+        part, _, entry = name.partition('.')
+        holder, key = (content[part], entry) if entry else (content, part)
+        if key in holder and not is_right(holder[key]):
+            return name
+    for name, value in content['message_hub'].get('runtime_info', {}).items():
+        is_right = next((r for entry, r in _ENTRIES.items() if name.startswith(entry)), None)
+        if is_right is not None and not is_right(value):
+            return f'message_hub.runtime_info.{name}'
+    return None
 
 
-def _names(part: Any) -> bool:
-    return isinstance(part, dict) and all(isinstance(name, str) for name in part)
-
-
-def _values(part: Any) -> list[Any]:
-    return list(part.values()) if isinstance(part, dict) else []
-
-
-def _is_curve(curve: Any) -> bool:
-    """Whether a log curve has a number and a count for each step, if it is one."""
-    if not isinstance(curve, LogCurve):
-        return True
-    values, counts = np.asarray(curve.values), np.asarray(curve.counts)
-    return (
-        values.shape == counts.shape
-        and values.ndim == 1
-        and values.dtype.kind in 'fiu'
-        and counts.dtype.kind in 'fiu'
-        and _is_count(curve.max_length)
-    )
+def _is_named(part: Any, values: Callable[[Any], bool] = lambda _: True) -> bool:
+    return isinstance(part, dict) and all(isinstance(n, str) and values(v) for n, v in part.items())
 
 
 def _is_count(value: Any) -> bool:
@@ -180,20 +140,25 @@ def _is_seed(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**32
 
 
-# The parts of a message hub, and the entries, by how they begin, that a resumed training reads.
-_PARTS = ('log_scalars', 'runtime_info', 'resumed_keys')
-_ENTRIES: dict[str, Callable[[Any], bool]] = {
-    RUN_ID: lambda value: isinstance(value, str),
-    'resume_shape': lambda value: (
-        _names(value) and all(_is_count(v) or isinstance(v, str) for v in value.values())
-    ),
-    'resume_data_seed': _is_seed,
-    'resume_validated': _is_count,
-    'best_score': lambda value: type(value) in (int, float),
-    'keep_ckpt_ids': lambda value: isinstance(value, list),
-    'outdated_checkpoints': lambda value: isinstance(value, list),
-    'max_': _is_count,
-}
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _are_weights(weights: Any) -> bool:
+    return isinstance(weights, Mapping) and all(
+        isinstance(value, Tensor) or str(name).endswith('_extra_state')
+        for name, value in weights.items()
+    )
+
+
+def _are_optimizers(state: Any) -> bool:
+    """The state of an optimizer, or of several by their names."""
+    several = isinstance(state, dict) and 'param_groups' not in state
+    return all(map(_is_optimizer, state.values() if several else [state]))
 
 
 def _is_optimizer(state: Any) -> bool:
@@ -201,6 +166,38 @@ def _is_optimizer(state: Any) -> bool:
         case {'state': dict(), 'param_groups': list() as groups}:
             return all(isinstance(g, dict) and isinstance(g.get('params'), list) for g in groups)
     return False
+
+
+def _are_schedules(schedules: Any) -> bool:
+    return isinstance(schedules, Mapping) or (
+        isinstance(schedules, list) and all(isinstance(s, Mapping) for s in schedules)
+    )
+
+
+# What a resumed training reads: parts of a checkpoint, and the beginnings of the names of the
+# message hub's entries.
+_PARTS: dict[str, Callable[[Any], bool]] = {
+    'meta.iter': _is_count,
+    'meta.epoch': _is_count,
+    'meta.seed': lambda seed: seed is None or _is_seed(seed),
+    'meta.settings': lambda settings: _is_named(settings, _is_text),
+    'state_dict': _are_weights,
+    'optimizer': _are_optimizers,
+    'param_schedulers': _are_schedules,
+    'message_hub.log_scalars': _is_named,
+    'message_hub.resumed_keys': _is_named,
+    'message_hub.runtime_info': _is_named,
+}
+_ENTRIES: dict[str, Callable[[Any], bool]] = {
+    RUN_ID: _is_text,
+    'resume_shape': lambda shape: _is_named(shape, lambda v: _is_count(v) or _is_text(v)),
+    'resume_data_seed': _is_seed,
+    'resume_validated': _is_count,
+    'best_score': lambda value: type(value) in (int, float),
+    'keep_ckpt_ids': _is_list,
+    'outdated_checkpoints': _is_list,
+    'max_': _is_count,
+}
 
 
 def candidates(work_dir: str | os.PathLike[str]) -> list[Path]:

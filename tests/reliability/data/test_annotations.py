@@ -125,7 +125,7 @@ def test_what_mmdet_drops_is_what_is_counted(root: Path) -> None:
         counted = [
             int(s.split()[0])
             for s in report.errors + report.warnings
-            if 'dropped' in s or 'not listed' in s
+            if 'not learned' in s or 'not listed' in s
         ]
         assert left == len(values) - sum(counted), str(report)
         assert any('no box to learn' in s for s in report.errors) == (left == 0)
@@ -301,7 +301,7 @@ def test_images_without_a_box_may_be_part_of_a_training(root: Path) -> None:
     check_data(config(dict(type='ConcatDataset', datasets=[dataset, dict(dataset, indices=1)])))
     write(root, {k: v for k, v in coco().items() if k != 'annotations'})
     check_data(config(dataset, split='test'), ('test',))
-    refused(lambda: check_data(config(dataset)), "no list annotations, but 'images', 'categories'")
+    refused(lambda: check_data(config(dataset)), 'no list annotations:')
 
 
 @pytest.mark.parametrize(

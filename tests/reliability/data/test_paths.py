@@ -61,6 +61,7 @@ def test_missing_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(error.value) == (
         "The validation data is missing: the folder 'data/coco/' does not exist (expected at "
         f'{root}/data/coco, named by val_dataloader.dataset.data_root); put or link it there, '
+        'set the environment variable MMVTTT_DATA, '
         'or point elsewhere with --cfg-options val_dataloader.dataset.data_root=PATH'
     )
 
@@ -100,11 +101,7 @@ def test_label_maps_of_coco_only_where_they_are_read(root: Path) -> None:
 
 
 def test_names_the_environment_variable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (root / 'c.py').write_text(
-        "data_root = '{{$SOME_DATA:data}}/coco/'\n"
-        'train_dataloader = dict(dataset=dict(data_root=data_root))\n'
-    )
-    for value in ('data', '/elsewhere'):
-        with pytest.raises(MissingDataError, match=rf"variable SOME_DATA \(now '{value}'\)"):
-            check_data(Config.fromfile(root / 'c.py'))
-        monkeypatch.setenv('SOME_DATA', '/elsewhere')
+    for value in ('data/', '/elsewhere'):
+        with pytest.raises(MissingDataError, match='set the environment variable MMVTTT_DATA, or'):
+            check_data(config(coco(f'{value}/coco')))
+        monkeypatch.setenv('MMVTTT_DATA', '/elsewhere')

@@ -9,9 +9,8 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -29,8 +28,6 @@ from .folders import check_folders
 from .labels import check_labels
 
 _KINDS = {'train': 'training', 'val': 'validation', 'test': 'test'}
-# How a config names an environment variable, with a default: {{$NAME:default}}.
-_VARIABLE = re.compile(r'\{\{\s*[\'"]?\s*\$(\w+)\s*:\s*(\S*?)\s*[\'"]?\s*\}\}')
 # Keys of the classifying heads in the toolboxes' models.
 _HEADS = {
     'mmdet': (
@@ -42,6 +39,8 @@ _HEADS = {
 }  # fmt: skip
 # Kinds of errors in a message.
 _NAMED = 3
+# A model's heads by their keys.
+Heads = Mapping[str, Mapping]
 
 
 def _all(items: Iterable, **_: Any) -> Iterable:
@@ -98,15 +97,12 @@ def check_paths(cfg: Config, sets: Sequence[DatasetConfig], splits: Sequence[str
     for data in sets:
         for key, path in data.paths.items() if data.split in splits else ():
             if not os.path.exists(os.path.expanduser(path)):
-                raise MissingDataError(_missing(cfg.text, data, key, path))
+                raise MissingDataError(_missing(data, key, path))
 
 
-def _missing(text: str, data: DatasetConfig, key: str, path: str) -> str:
-    by_variable = ''
-    for name, default in dict(_VARIABLE.findall(text)).items():
-        value = os.environ.get(name, default)
-        if value and path.startswith(value):
-            by_variable += f', set the environment variable {name} (now {value!r})'
+def _missing(data: DatasetConfig, key: str, path: str) -> str:
+    root = os.environ.get('MMVTTT_DATA', 'data/')
+    by_variable = ', set the environment variable MMVTTT_DATA' if path.startswith(root) else ''
     kind = 'annotation file' if key == 'ann_file' else 'folder'
     key = f'{data.key}.{key}'
     return (
@@ -157,21 +153,12 @@ def check_annotations(
 def _findings(
     cfg: Config, sets: Sequence[DatasetConfig], splits: Sequence[str], scope: Scope
 ) -> Iterator[Findings]:
-    # The labels of a model of language and vision are numbers of words.
-    measured = 'language_model' not in (cfg.get('model') or {}) and any(
-        data.metric and data.kind == 'CocoMetric' for data in sets if data.split != 'train'
-    )
     checked: list[tuple[DatasetConfig, Findings]] = []
     for data in sets:
         toolbox = data.toolbox if data.split in splits and not data.metric else None
         if toolbox is None or data.remote or data.config in [other.config for other, _ in checked]:
             continue
         findings = Findings(data.key)
-        reads = replace(scope, images=scope.images and data.reads_files)
-        # One of several sets may have only images without a box.
-        together = [other for other in sets if (other.split, other.metric) == ('train', False)]
-        training = together == [data]
-        heads = _heads_of(cfg, _HEADS[toolbox])
         try:
             # Without its pipeline, and not loaded yet.
             config = dict(data.config, pipeline=[], lazy_init=True, _scope_=data.scope)
@@ -187,8 +174,9 @@ def _findings(
                     f'classes: write a tuple, classes=({names!r},)'
                 )
             else:
-                job = _Job(cfg, data, dataset, heads, training, measured)
-                _CHECKS[toolbox](job, findings, reads)
+                reads = replace(scope, images=scope.images and data.reads_files)
+                heads = _heads_of(cfg, _HEADS[toolbox])
+                _CHECKS[toolbox](cfg, data, dataset, heads, findings, reads)
         for former, other in checked:
             _compare_files(former, other, data, findings)
         if checked and findings.classes is not None:
@@ -216,70 +204,68 @@ def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Job:
-    """A data set to check, not loaded yet.
-
-    Attributes:
-        cfg, data: The config, and the data set's part of it.
-        dataset: The data set.
-        heads: The model's heads by their keys.
-        training: Whether a training reads only this one.
-        measured: Whether CocoMetric, which fails at labels without a category, measures the heads.
-    """
-
-    cfg: Config
-    data: DatasetConfig
-    dataset: Any
-    heads: Mapping[str, Mapping]
-    training: bool
-    measured: bool
-
-
-def _check_boxes(job: _Job, findings: Findings, scope: Scope) -> None:
-    dataset = job.dataset
+def _check_boxes(
+    cfg: Config, data: DatasetConfig, dataset: Any, heads: Heads, findings: Findings, scope: Scope
+) -> None:
     classes = dataset.metainfo.get('classes') or ()
-    test_cfg = (job.cfg.get('model') or {}).get('test_cfg') or {}
+    test_cfg = (cfg.get('model') or {}).get('test_cfg') or {}
+    sets = datasets_of(cfg)
+    folder = [data.paths.get(key) for key in ('data_root', 'data_prefix.img')]
     check_coco(
         dataset.ann_file,
         dataset.data_prefix.get('img') or '',
         classes,
         findings,
         scope,
-        training=job.training,
-        masks=any(transform.get('with_mask') for _, transform in job.data.transforms),
+        # One of several sets may have only images without a box.
+        training=data.split == 'train'
+        and sum((other.split, other.metric) == ('train', False) for other in sets) == 1,
+        masks=any(transform.get('with_mask') for _, transform in data.transforms),
         most=(test_cfg.get('rcnn') or test_cfg).get('max_per_img'),
+        others=[
+            path
+            for other in sets
+            if [other.paths.get(key) for key in ('data_root', 'data_prefix.img')] == folder
+            and os.path.isfile(path := os.path.expanduser(other.paths.get('ann_file', '')))
+        ],
+    )
+    # The labels of a model of language and vision are numbers of words.
+    measured = 'language_model' not in (cfg.get('model') or {}) and any(
+        other.metric and other.kind == 'CocoMetric' for other in sets if other.split != 'train'
     )
     count = len(findings.classes or ())
-    counts = _class_counts(job.heads)
-    _check_heads(counts, count, findings, max(count, len(classes)), job.measured)
+    _check_heads(_class_counts(heads), count, findings, max(count, len(classes)), measured)
 
 
-def _check_maps(job: _Job, findings: Findings, scope: Scope) -> None:
-    classes = job.dataset.metainfo.get('classes')
-    for key, head in job.heads.items():
+def _check_maps(
+    cfg: Config, data: DatasetConfig, dataset: Any, heads: Heads, findings: Findings, scope: Scope
+) -> None:
+    classes = dataset.metainfo.get('classes')
+    for key, head in heads.items():
         _check_softmax(key, head, 'loss_decode', findings)
     # BCE has one channel for two classes.
-    counts = {key: n for key, n in _class_counts(job.heads).items() if n > 1}
+    counts = {key: n for key, n in _class_counts(heads).items() if n > 1}
     _check_heads(counts, len(classes or ()), findings, len(classes or ()))
     findings.classes = tuple(classes) if classes else None
     limits = [len(classes), *counts.values()] if classes else list(counts.values())
-    if transform := job.data.foreign_transform:
+    if transform := data.foreign_transform:
         findings.warn(f'the numbers in the label maps are not checked: {transform} may change them')
         limits = []
-    ignored = {head.get('ignore_index', 255) for head in job.heads.values()}
-    check_labels(job.dataset, min(limits, default=None), findings, scope, ignored or {255})
-    if job.data.split == 'train':
-        _check_crop(job.cfg, job.data, findings)
+    ignored = {head.get('ignore_index', 255) for head in heads.values()}
+    check_labels(dataset, min(limits, default=None), findings, scope, ignored or {255})
 
 
-def _check_pictures(job: _Job, findings: Findings, scope: Scope) -> None:
-    counts = _class_counts(job.heads)
-    check_folders(job.dataset, next(iter(counts.values()), None), findings, scope)
+def _check_pictures(
+    cfg: Config, data: DatasetConfig, dataset: Any, heads: Heads, findings: Findings, scope: Scope
+) -> None:
+    counts = _class_counts(heads)
+    check_folders(dataset, next(iter(counts.values()), None), findings, scope)
     # Mixup makes label vectors of the preprocessor's num_classes, which must match the head's.
-    vectors = _preprocessor(job.cfg).get('num_classes')
+    model = cfg.get('model') or {}
+    preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
+    vectors = preprocessor.get('num_classes')
     for key, count in counts.items():
-        _check_softmax(key, job.heads[key], 'loss', findings)
+        _check_softmax(key, heads[key], 'loss', findings)
         if vectors not in (None, count):
             findings.error(
                 f'data_preprocessor.num_classes is {vectors}, and {key}.num_classes {count}: set '
@@ -326,26 +312,6 @@ def _check_heads(
                 findings.warn(f'{text}the others are not trained')
 
 
-def _preprocessor(cfg: Config) -> Mapping:
-    model = cfg.get('model') or {}
-    return model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
-
-
-def _check_crop(cfg: Config, data: DatasetConfig, findings: Findings) -> None:
-    """Reports crops that are smaller than the preprocessor's size, to which they are padded."""
-    crops = [t.get('crop_size') for name, t in data.transforms if name == 'RandomCrop']
-    size = _preprocessor(cfg).get('size')
-    if not crops or not crops[-1] or not size:
-        return
-    crop = (crops[-1],) * 2 if isinstance(crops[-1], int) else tuple(crops[-1])
-    if any(a < b for a, b in zip(crop, size, strict=False)):
-        findings.warn(
-            f'RandomCrop cuts images to crop_size={crop}, and model.data_preprocessor.size='
-            f'{tuple(size)} pads them to that: the padding is computed, and not learned; set '
-            f'model.data_preprocessor.size={crop}'
-        )
-
-
 def _compare_classes(first: Findings, other: Findings) -> None:
     """Reports a label that means one class in training and another in evaluation."""
     if first.classes is None:
@@ -377,9 +343,9 @@ def _compare_files(
         )
 
 
-def _heads_of(cfg: Mapping | Config, names: Sequence[str]) -> dict[str, Mapping]:
+def _heads_of(cfg: Config, names: Sequence[str]) -> Heads:
     """Existing parts of the model, by their dotted keys; a part may be a list (a cascade)."""
-    heads = {}
+    heads: dict[str, Mapping] = {}
     for name in names:
         part = cfg.get('model') or {}
         for key in name.split('.'):
@@ -391,7 +357,7 @@ def _heads_of(cfg: Mapping | Config, names: Sequence[str]) -> dict[str, Mapping]
     return heads
 
 
-def _class_counts(heads: Mapping[str, Mapping]) -> dict[str, int]:
+def _class_counts(heads: Heads) -> dict[str, int]:
     """Number of classes of each head of `_heads_of` that has one."""
     counts = {p: h.get('num_classes', h.get('num_things_classes')) for p, h in heads.items()}
     return {

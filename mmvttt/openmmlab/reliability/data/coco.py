@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from .findings import LEARNED, Findings, Scope
@@ -13,15 +13,14 @@ from .images import check_images, pictures_in, spread
 
 # A larger file is not parsed before a training: 50 MB take a second, COCO's train2017 ten.
 LARGEST = 50 * 2**20
-# Pixels by which rounding may move a box over the border.
-_SLACK = 1.0
 # Annotations whose boxes are compared with their masks before a training.
 _QUICK = 2000
 # Intersection over union of a box and its polygons.
 _LEAST_OVERLAP = 0.5
 _SHOWN = 8
-
-_ONE = {'images': 'image', 'annotations': 'annotation', 'categories': 'category'}
+# Reasons why a box is not learned that are faults of the file.
+_THIN, _OUTSIDE = 'without area', 'outside their image'
+_EMPTY = 'with a mask of fewer than three points'
 
 Sizes = Mapping[Any, tuple[int, int]]
 
@@ -61,11 +60,12 @@ def check_coco(
     training: bool,
     masks: bool,
     most: int | None = None,
+    others: Iterable[str] = (),
 ) -> None:
     """Checks an annotation file; if not thorough, what a training would not report.
 
     A `training` file without boxes is an error. A model predicts at most `most` objects in a
-    picture (`max_per_img`).
+    picture (`max_per_img`). `others` are annotation files that list pictures of the same folder.
     """
     if not scope.thorough and os.path.getsize(path) > LARGEST:
         return
@@ -78,8 +78,7 @@ def check_coco(
     _check_categories([category['name'] for category in categories], classes, path, findings)
     sizes = {image['id']: (image['height'], image['width']) for image in images}
     names = {category['id']: category['name'] for category in categories}
-    _check_types_of_ids('image_id', 'images', sizes, annotations, findings)
-    _check_types_of_ids('category_id', 'categories', names, annotations, findings)
+    listed = _in_the_lists(annotations, names, sizes, findings)
     if masks and annotations and not any(ann.get('segmentation') for ann in annotations):
         findings.error(
             f'no annotation of {path} has a mask, and the config loads masks: to train boxes '
@@ -92,7 +91,17 @@ def check_coco(
             'all boxes lie between 0 and 1: they are fractions of the picture, and COCO has '
             'pixels; multiply x and width by its width, y and height by its height'
         )
-    learned = _count_learned(annotations, names, sizes, findings, masks)
+    learned: Counter = Counter()
+    faults: list[tuple[str, str]] = []
+    for ann in listed:
+        size, name = sizes[ann['image_id']], names[ann['category_id']]
+        reason = why_not_learned(ann, size, masks)
+        if name in (findings.classes or ()):
+            findings.counts[name][reason or LEARNED] += 1
+            learned[ann['image_id']] += reason is None
+        if reason in (_THIN, _OUTSIDE, _EMPTY):
+            faults.append((f'boxes {reason}, which are not learned', _example(ann, 'bbox')))
+    learned = +learned
     if not findings.errors and not learned:
         (findings.error if training else findings.warn)(
             f'{path} has no box to learn or to find: every annotation is of another category, a '
@@ -104,74 +113,66 @@ def check_coco(
             f'{max(crowded)}), of which no more can be found: set max_per_img in model.test_cfg'
         )
     _check_repeated(annotations, findings)
-    for ann in annotations:
-        _check_values(ann, findings, masks)
-    some = annotations if scope.thorough else spread(annotations, _QUICK)
-    _check_corners(some, findings)
-    listed = _in_the_lists(annotations, names, sizes, findings, scope)
+    for ann in listed:
+        _check_values(ann, sizes[ann['image_id']], masks, findings, scope.thorough)
+    _check_corners(annotations if scope.thorough else spread(annotations, _QUICK), findings)
     if scope.thorough:
-        _check_boxes(listed, sizes, findings, masks)
+        for fault, example in faults:
+            findings.warn(fault, example)
         for image in images:
             if image['id'] not in learned:
                 findings.warn('images without a box', image['file_name'])
     files = [(os.path.join(image_folder, i['file_name']), sizes[i['id']]) for i in images]
     findings.files = {os.path.realpath(file) for file, _ in files}
     if image_folder:
-        listed_files = {os.path.normpath(file) for file, _ in files}
-        pictures = map(os.path.normpath, pictures_in(image_folder, scope))
-        findings.unlisted = sum(path not in listed_files for path in pictures)
+        beside = set(map(os.path.realpath, pictures_in(image_folder, scope))) - findings.files
+        for other in others if beside else ():
+            parts = _read(other, Findings(''), False) or dict(images=[])
+            for image in _whole(parts, 'images', Findings('')):
+                beside.discard(os.path.realpath(os.path.join(image_folder, image['file_name'])))
+        findings.unlisted = len(beside)
     check_images(files, findings, scope)
 
 
-def _count_learned(
-    annotations: Sequence[dict],
-    names: Mapping[Any, str],
-    sizes: Sizes,
-    findings: Findings,
-    masks: bool,
-) -> Counter:
-    """Counts the boxes that are learned of each image, and of each class with the reasons."""
-    learned: Counter = Counter()
-    for ann in annotations:
-        name, size = names.get(ann['category_id']), sizes.get(ann['image_id'])
-        if name not in (findings.classes or ()) or size is None:
-            continue
-        reason = why_not_learned(ann, size, masks)
-        findings.counts[name][reason or LEARNED] += 1
-        learned[ann['image_id']] += reason is None
-    return +learned
-
-
 def why_not_learned(ann: dict, size: tuple[int, int], masks: bool) -> str | None:
-    """Why mmdet does not train on a box of one of the classes, or None."""
+    """Why mmdet does not train on a box in an image of (height, width), or None."""
     if ann.get('iscrowd'):
         return 'crowds'
     if ann.get('ignore'):
         return 'marked ignore'
-    if fault := _fault(ann, size):
-        return 'outside' if 'outside' in fault else 'without area'
+    x, y, width, height = ann['bbox']
+    if ann['area'] <= 0 or width < 1 or height < 1:
+        return _THIN
+    if min(x + width, size[1]) <= max(x, 0) or min(y + height, size[0]) <= max(y, 0):
+        return _OUTSIDE
     mask = ann.get('segmentation')
-    if masks and isinstance(mask, list) and mask and not _has_polygon(mask):
-        return 'with an empty mask'
+    if masks and isinstance(mask, list) and mask and not any(map(_is_polygon, mask)):
+        return _EMPTY
     return None
+
+
+def _is_polygon(points: Any) -> bool:
+    return isinstance(points, list) and len(points) >= 6 and len(points) % 2 == 0
+
+
+def _example(ann: dict, key: str) -> str:
+    return f'annotation {ann["id"]} ({ann[key]!r})'
 
 
 def _check_repeated(annotations: Sequence[dict], findings: Findings) -> None:
     """Reports objects that are listed twice, and an id that COCOeval takes for another meaning."""
     objects = Counter((a['image_id'], a['category_id'], *a['bbox']) for a in annotations)
-    again = sum(count - 1 for count in objects.values())
+    again = len(annotations) - len(objects)
     if again:
         findings.warn(
             f'{again} annotations have the image, category and box of another one: each counts '
             'twice in the loss, and only one of them can be found'
         )
-    for ann in annotations:
-        if ann['id'] == 0:
-            findings.warn(
-                'annotations with id 0, which COCOeval takes for "not matched": mmvttt counts from '
-                '1 instead, other programs measure too little',
-                f'annotation {ann["id"]}',
-            )
+    if any(ann['id'] == 0 for ann in annotations):
+        findings.warn(
+            'an annotation has the id 0, which COCOeval takes for "not matched": mmvttt counts '
+            'from 1 instead, other programs measure too little'
+        )
 
 
 def _read(path: str, findings: Findings, training: bool) -> dict[str, list] | None:
@@ -187,35 +188,12 @@ def _read(path: str, findings: Findings, training: bool) -> dict[str, list] | No
         parts.setdefault('annotations', [])
     wrong = [part for part in _ENTRIES if not isinstance(parts.get(part), list)]
     if wrong:
-        content_text = ', '.join(map(repr, parts)) or f'a {type(content).__name__}'
         findings.error(
-            f'{path} has no list {" and no list ".join(wrong)}, but {content_text}: it is not in '
-            "the format of COCO's instances, see docs/own_data.md"
+            f'{path} has no list {" and no list ".join(wrong)}: it is not in the format of '
+            "COCO's instances, see docs/own_data.md"
         )
         return None
     return content
-
-
-def _check_types_of_ids(
-    key: str, part: str, ids: Collection, annotations: Sequence[dict], findings: Findings
-) -> None:
-    """Reports ids of mixed types: a text among numbers, or a number among texts, matches no id."""
-    for ann in annotations:
-        value = ann[key]
-        if value in ids:
-            continue
-        other: Any = str(value)
-        if isinstance(value, str):
-            try:
-                other = int(value)
-            except ValueError:
-                continue
-        if other in ids:
-            kinds = ('a text', 'numbers') if isinstance(value, str) else ('a number', 'texts')
-            findings.error(
-                f'annotations whose {key} is {kinds[0]} but the ids of {part} are {kinds[1]}',
-                f'annotation {ann["id"]} ({value!r})',
-            )
 
 
 def _whole(content: dict[str, list], part: str, findings: Findings) -> list[dict]:
@@ -224,24 +202,19 @@ def _whole(content: dict[str, list], part: str, findings: Findings) -> list[dict
     for number, item in enumerate(content[part]):
         entry = item if isinstance(item, dict) else {}
         for key, (allowed, is_allowed) in _ENTRIES[part].items():
-            value = entry.get(key)
-            if is_allowed(value):
-                continue
-            problem = f'is missing or not {allowed}'
-            if any(isinstance(x, str) for x in (value if isinstance(value, list) else [value])):
-                problem += ' (text, not numbers)'
-            name = f'{entry["id"]!r}' if _ID[1](entry.get('id')) else f'number {number}'
-            shown = f' has {value!r:.80}' if key in entry else ''
-            findings.error(f'{part} whose {key} {problem}', f'{_ONE[part]} {name}{shown}')
-            break
+            if not is_allowed(entry.get(key)):
+                name = f'id {entry["id"]!r}' if _ID[1](entry.get('id')) else f'number {number}'
+                findings.error(
+                    f'{part} whose {key} is missing or not {allowed}',
+                    f'{name} ({entry.get(key)!r:.80})',
+                )
+                break
         else:
             whole.append(entry)
     for key in ('id', 'name') if part == 'categories' else ('id',):
-        for value in _repeated([entry[key] for entry in whole]):
-            findings.error(f'{key}s of several {part}', repr(value))
-    if part == 'images':
-        for name in _repeated([image['file_name'] for image in whole]):
-            findings.warn('files that are listed several times', name)
+        for value, count in Counter(entry[key] for entry in whole).items():
+            if count > 1:
+                findings.error(f'{key}s of several {part}', repr(value))
     return whole
 
 
@@ -255,7 +228,7 @@ def _check_categories(
             f'no class of metainfo is a category of {path}, so that every box would be dropped: '
             f'the classes are {_listed(classes)}, the categories {_listed(names)}'
             f'{_nearly(classes, names)}; '
-            f"set metainfo=dict(classes={_as_tuple(names)}), and the heads' num_classes"
+            f"set metainfo=dict(classes={tuple(names)}), and the heads' num_classes"
         )
         return
     findings.classes = matched
@@ -274,167 +247,69 @@ def _check_categories(
     if matched != tuple(classes):
         findings.warn(
             'labels follow the order of categories in the file, but pictures get the names in '
-            f'metainfo: write classes={_as_tuple(matched)}'
+            f'metainfo: write classes={matched}'
         )
 
 
-def _fault(ann: dict, size: tuple[int, int]) -> str | None:
-    """Reason why mmdet drops a box `(x, y, width, height)` of an image (height, width), or None."""
-    x, y, width, height = ann['bbox']
-    if ann['area'] <= 0 or width < 1 or height < 1:
-        return 'boxes without area, or thinner than a pixel, which are dropped'
-    if min(x + width, size[1]) <= max(x, 0) or min(y + height, size[0]) <= max(y, 0):
-        return 'boxes outside their image, which are dropped'
-    return None
-
-
-def _check_values(ann: dict, findings: Findings, masks: bool) -> None:
-    """Reports faults that a training hides: it ignores the box, or learns another mask."""
-    name = f'annotation {ann["id"]}'
-    for flag in ('iscrowd', 'ignore'):
-        if ann.get(flag, 0) not in (0, 1):
-            findings.error(f'annotations whose {flag} is neither 0 nor 1', name)
-    mask = ann.get('segmentation')
-    if not masks or not mask or isinstance(mask, dict):
-        return
-    if not isinstance(mask, list) or not all(isinstance(polygon, list) for polygon in mask):
-        findings.error('masks that are neither polygons nor RLE', name)
-    elif not all(_is_number(n) for polygon in mask for n in polygon):
-        findings.error('polygons with values that are not numbers', name)
-
-
-def _check_corners(annotations: Sequence[dict], findings: Findings) -> None:
-    """Reports boxes that contradict their mask or area, mostly because they are (x1, y1, x2, y2).
-
-    If nearly every box is in that format, it is an error.
-    """
-    kinds = [_contradiction(ann) for ann in annotations]
-    judged = len(kinds) - kinds.count(None)
-    mostly = findings.error if kinds.count('corners') > judged / 2 else findings.warn
-    for ann, kind in zip(annotations, kinds, strict=True):
-        example = f'annotation {ann["id"]} {ann["bbox"]}'
-        if kind == 'corners':
-            mostly(
-                'boxes that are (x1, y1, x2, y2) according to their mask or area, instead of (x, '
-                'y, width, height)',
-                example,
-            )
-        elif kind == 'other':
-            findings.warn(
-                'boxes that are not around their mask, or smaller than their area', example
-            )
-
-
-def _contradiction(ann: dict) -> str | None:
-    """'corners', 'other', 'none', or None if undecidable."""
-    x, y, width, height = ann['bbox']
-    around = _bounds(ann.get('segmentation'))
-    if around is not None:
-        box, as_corners = (x, y, x + width, y + height), (x, y, width, height)
-        slack = 1 + 0.02 * max(around[2] - around[0], around[3] - around[1])
-        if _far(box, around, slack) and not _far(as_corners, around, slack):
-            return 'corners'
-        return 'other' if _overlap(box, around) < _LEAST_OVERLAP else 'none'
-    area = ann['area']
-    if ann.get('segmentation') or not 0 < area < 1e308 or min(width, height) <= 0:
-        return None
-    of_corners = (width - x) * (height - y) if width > x and height > y else 0
-    if abs(area - of_corners) <= 0.01 * area < abs(area - width * height):
-        return 'corners'
-    return 'other' if area > 1.1 * width * height + 2 else 'none'
-
-
-def _bounds(mask: Any) -> tuple[float, float, float, float] | None:
-    """(x1, y1, x2, y2) around polygons, or None."""
-    polygons = mask if isinstance(mask, list) else []
-    if not all(isinstance(p, list) and len(p) >= 6 and len(p) % 2 == 0 for p in polygons):
-        return None
-    numbers = [n for polygon in polygons for n in polygon]
-    if not numbers or not all(map(_is_number, numbers)):
-        return None
-    xs, ys = ([n for p in polygons for n in p[i::2]] for i in (0, 1))
-    return min(xs), min(ys), max(xs), max(ys)
-
-
-def _far(one: Sequence[float], other: Sequence[float], slack: float) -> bool:
-    return max(abs(a - b) for a, b in zip(one, other, strict=True)) > slack
-
-
-def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
-    """Intersection over union of two boxes (x1, y1, x2, y2)."""
-    sides = [min(one[i + 2], other[i + 2]) - max(one[i], other[i]) for i in (0, 1)]
-    shared = max(sides[0], 0) * max(sides[1], 0)
-    areas = [max(b[2] - b[0], 0) * max(b[3] - b[1], 0) for b in (one, other)]
-    return shared / (sum(areas) - shared) if sum(areas) > shared else 1.0
-
-
 def _in_the_lists(
-    annotations: Sequence[dict],
-    categories: Collection,
-    sizes: Sizes,
-    findings: Findings,
-    scope: Scope,
+    annotations: Sequence[dict], categories: Collection, sizes: Sizes, findings: Findings
 ) -> list[dict]:
-    """The annotations whose image and category are listed; the others, which mmdet drops, are
-    errors, or warnings before a training.
-    """
-    report = findings.error if scope.thorough else findings.warn
+    """The annotations whose image and category are listed; mmdet drops the others."""
     listed = []
+    parts = [
+        (key, part, ids, set(map(str, ids)))
+        for key, part, ids in (
+            ('image_id', 'images', sizes),
+            ('category_id', 'categories', categories),
+        )
+    ]
     for ann in annotations:
-        name = f'annotation {ann["id"]}'
-        if ann['image_id'] not in sizes:
-            report('annotations of an image that is not listed', f'{name} ({ann["image_id"]!r})')
-        elif ann['category_id'] not in categories:
-            report(
-                'annotations of a category that is not listed',
-                f'{name} (category {ann["category_id"]!r})',
-            )
+        for key, part, ids, texts in parts:
+            if ann[key] in ids:
+                continue
+            if str(ann[key]) in texts:
+                kinds = (
+                    ('a text', 'numbers') if isinstance(ann[key], str) else ('a number', 'texts')
+                )
+                findings.error(
+                    f'annotations whose {key} is {kinds[0]} but the ids of {part} are {kinds[1]}',
+                    _example(ann, key),
+                )
+            else:
+                findings.warn(f'annotations whose {key} is not listed', _example(ann, key))
+            break
         else:
             listed.append(ann)
     return listed
 
 
-def _check_boxes(
-    annotations: Sequence[dict], sizes: Sizes, findings: Findings, masks: bool
+def _check_values(
+    ann: dict, size: tuple[int, int], masks: bool, findings: Findings, thorough: bool
 ) -> None:
-    """Reports boxes without a mask, and boxes that are dropped."""
-    for ann in annotations:
-        name, size = f'annotation {ann["id"]}', sizes[ann['image_id']]
-        if fault := _fault(ann, size):
-            findings.warn(fault, f'{name} {ann["bbox"]}')
-        else:
-            x, y, width, height = ann['bbox']
-            over = max(-x, -y, x + width - size[1], y + height - size[0])
-            if over > _SLACK:
-                findings.warn(
-                    'boxes that reach over the border of their image', f'{name} (by {over:g})'
-                )
-            if masks and not ann.get('ignore'):
-                _check_mask(ann.get('segmentation'), size, name, findings)
-
-
-def _check_mask(mask: Any, size: tuple[int, int], name: str, findings: Findings) -> None:
-    """Reports masks that are missing, of another size, or of too few points."""
+    """Reports faults that a training hides: it ignores the box, or learns another mask."""
+    name, mask = f'annotation {ann["id"]}', ann.get('segmentation')
+    for flag in ('iscrowd', 'ignore'):
+        if ann.get(flag, 0) not in (0, 1):
+            findings.error(f'annotations whose {flag} is neither 0 nor 1', name)
+    if not masks:
+        return
     if not mask:
-        findings.error('boxes without a mask, although masks are loaded', name)
+        if thorough and why_not_learned(ann, size, masks) in (None, 'crowds'):
+            findings.error('boxes without a mask, although masks are loaded', name)
     elif isinstance(mask, dict):
         runs = mask.get('counts')
-        if isinstance(runs, str):
-            runs = _decoded(runs)
+        runs = _decoded(runs) if thorough and isinstance(runs, str) else runs
         whole = (
             isinstance(runs, list)
             and all(type(n) is int and n >= 0 for n in runs)
             and sum(runs) == size[0] * size[1]
         )
-        if mask.get('size') != list(size) or not whole:
+        if thorough and (mask.get('size') != list(size) or not whole):
             findings.error('masks (RLE) that do not fill their image', name)
-    elif not _has_polygon(mask):
-        findings.warn('boxes whose polygons have fewer than three points, which are ignored', name)
-
-
-def _has_polygon(mask: list) -> bool:
-    """Whether mmdet takes any of the polygons."""
-    return any(isinstance(p, list) and len(p) >= 6 and len(p) % 2 == 0 for p in mask)
+    elif not isinstance(mask, list) or not all(
+        isinstance(polygon, list) and all(map(_is_number, polygon)) for polygon in mask
+    ):
+        findings.error('masks that are neither RLE nor polygons of numbers', name)
 
 
 def _decoded(text: str) -> list[int]:
@@ -458,11 +333,62 @@ def _decoded(text: str) -> list[int]:
     return runs if not shift else []
 
 
-def _as_tuple(names: Sequence) -> str:
-    """A tuple in Python's notation, with the comma of a single name, shortened if it is long."""
-    if len(names) <= _SHOWN:
-        return repr(tuple(names))
-    return f'({", ".join(map(repr, names[:_SHOWN]))}, …)'
+def _check_corners(annotations: Sequence[dict], findings: Findings) -> None:
+    """Reports boxes that contradict their mask or area, mostly because they are (x1, y1, x2, y2).
+
+    If most boxes are in that format, it is an error.
+    """
+    kinds = [_contradiction(ann) for ann in annotations]
+    judged = len(kinds) - kinds.count(None)
+    mostly = findings.error if kinds.count('corners') > judged / 2 else findings.warn
+    reports = {
+        'corners': (mostly, 'boxes that are (x1, y1, x2, y2) according to their mask or area'),
+        'other': (
+            findings.warn,
+            'boxes that are not around their mask, or smaller than their area',
+        ),
+    }
+    for ann, kind in zip(annotations, kinds, strict=True):
+        if kind in reports:
+            report, text = reports[kind]
+            report(f'{text}, instead of (x, y, width, height)', _example(ann, 'bbox'))
+
+
+def _contradiction(ann: dict) -> str | None:
+    """'corners', 'other', 'none', or None if undecidable."""
+    x, y, width, height = ann['bbox']
+    mask, area = ann.get('segmentation'), ann['area']
+    if mask:
+        if not isinstance(mask, list) or not all(map(_is_polygon, mask)):
+            return None
+        numbers = [n for polygon in mask for n in polygon]
+        if not all(map(_is_number, numbers)):
+            return None
+        xs, ys = numbers[::2], numbers[1::2]
+        around = min(xs), min(ys), max(xs), max(ys)
+        slack = 1 + 0.02 * max(around[2] - around[0], around[3] - around[1])
+        box, corners = (x, y, x + width, y + height), (x, y, width, height)
+        if _far(box, around, slack) and not _far(corners, around, slack):
+            return 'corners'
+        return 'other' if _overlap(box, around) < _LEAST_OVERLAP else 'none'
+    if not 0 < area < 1e308 or min(width, height) <= 0:
+        return None
+    of_corners = (width - x) * (height - y) if width > x and height > y else 0
+    if abs(area - of_corners) <= 0.01 * area < abs(area - width * height):
+        return 'corners'
+    return 'other' if area > 1.1 * width * height + 2 else 'none'
+
+
+def _far(one: Sequence[float], other: Sequence[float], slack: float) -> bool:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True)) > slack
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
+    """Intersection over union of two boxes (x1, y1, x2, y2)."""
+    sides = [max(min(one[i + 2], other[i + 2]) - max(one[i], other[i]), 0) for i in (0, 1)]
+    shared = sides[0] * sides[1]
+    areas = [max(b[2] - b[0], 0) * max(b[3] - b[1], 0) for b in (one, other)]
+    return shared / (sum(areas) - shared) if sum(areas) > shared else 1.0
 
 
 def _nearly(names: Sequence, others: Sequence) -> str:
@@ -470,10 +396,6 @@ def _nearly(names: Sequence, others: Sequence) -> str:
     plain = {str(name).strip().casefold(): name for name in others}
     pairs = [(n, plain[k]) for n in names if (k := str(n).strip().casefold()) in plain]
     return ''.join(f'; {a!r} is nearly {b!r}' for a, b in pairs[:_SHOWN])
-
-
-def _repeated(items: list) -> list:
-    return [item for item, count in Counter(items).items() if count > 1]
 
 
 def _listed(names: Sequence) -> str:

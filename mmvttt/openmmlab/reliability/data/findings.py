@@ -37,7 +37,7 @@ class Findings:
         classes: Names of its labels 0, 1, …, or None if unknown.
         counts: Class → objects or pictures that are learned, and those that are not, by reason.
         files: Paths of its pictures.
-        unlisted: Number of further pictures in their folder.
+        unlisted: Number of pictures in their folder that no annotation file of the config lists.
     """
 
     key: str
@@ -65,7 +65,7 @@ class Findings:
             others = ', '.join(f'{n} {reason}' for reason, n in counts.items() if reason != LEARNED)
             parts.append(f'{name} {counts[LEARNED]}' + (f' (not {others})' if others else ''))
         more = f', … ({len(self.counts)} classes)' if len(self.counts) > _CLASSES else ''
-        beside = f'; {self.unlisted} pictures beside them that are not listed'
+        beside = f'; {self.unlisted} pictures beside them that no annotation file lists'
         return f'learned: {", ".join(parts)}{more}{beside if self.unlisted else ""}'
 
     @property

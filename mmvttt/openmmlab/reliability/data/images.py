@@ -31,13 +31,11 @@ class ImageFacts:
         size: (height, width) as the pipelines see it; None above 178 million pixels, which are not
             decoded.
         turned: Whether EXIF rotates it by 90°.
-        deep: Whether it has more than 8 bits a channel.
     """
 
     problem: str | None
     size: tuple[int, int] | None = (0, 0)
     turned: bool = False
-    deep: bool = False
 
 
 def read_image(path: str) -> ImageFacts:
@@ -50,10 +48,7 @@ def read_image(path: str) -> ImageFacts:
         with Image.open(path, formats=FORMATS) as image:
             turned = image.getexif().get(_ORIENTATION) in _TURNED
             image.load()
-            if image.format == 'TIFF' and image.mode in ('I', 'F'):
-                return ImageFacts('TIFFs of 32 bits a channel, which OpenCV cannot read in colour')
-            size = image.size if turned else image.size[::-1]
-            return ImageFacts(None, size, turned, image.mode.startswith(('I', 'F')))
+            return ImageFacts(None, image.size if turned else image.size[::-1], turned)
     except UnidentifiedImageError:
         return ImageFacts('files that are not images')
     except Image.DecompressionBombError:
@@ -93,8 +88,6 @@ def check_images(
                 'images of another size than annotated',
                 f'{path} (height and width {image.size}{turned}; annotated as {noted})',
             )
-        if image.deep:
-            findings.warn('images of 16 bits, read with 8', path)
 
 
 def check_unread(
