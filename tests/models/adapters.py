@@ -78,11 +78,6 @@ def build(seed=0, dims=32, num_layers=4, **options):
     return model
 
 
-def build_vittt(**options):
-    torch.manual_seed(0)
-    return ViTAdapter(VITTT | options, conv_inplane=8, norm_layer=GN)
-
-
 def image(height=64, width=96, batch=2, seed=1):
     return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(seed))
 

@@ -17,37 +17,16 @@ from mmvttt.models.layers.inner_losses import INNER_LOSSES
 from mmvttt.models.layers.key_norms import KEY_NORMS
 
 from .building import build as build_model
+from .test_contract import CASES
 
-PLAIN = dict(embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=96)
-STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
 DROP = dict(drop_path_rate=0.5)
-BN = dict(type='BN')
-BACKBONES = {
-    'Vittt': dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64, **DROP),
-    'Vittt with class tokens': dict(
-        type='mmvttt.Vittt', arch=PLAIN, cls_mode='double', design='conv1d', **DROP
-    ),
-    'ViT3': dict(type='mmvttt.ViT3', arch=PLAIN, **DROP),
-    'T5': dict(type='mmvttt.T5', arch=PLAIN, img_size=64, **DROP),
-    'HViT3': dict(type='mmvttt.HViT3', arch=STAGES, norm_layer=BN, **DROP),
-    'ViTAdapter': dict(
-        type='mmvttt.ViTAdapter',
-        conv_inplane=16,
-        norm_layer=BN,
-        # Nothing of the injectors would be seen at γ = 0.
-        init_values=0.5,
-        backbone=dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64, **DROP),
-        **DROP,
-    ),
-    'ViTAdapter without feed-forward': dict(
-        type='mmvttt.ViTAdapter',
-        conv_inplane=16,
-        norm_layer=BN,
-        init_values=0.5,
-        task='seg',
-        with_cffn=False,
-        backbone=dict(type='mmvttt.ViT3', arch=PLAIN, **DROP),
-    ),
+BACKBONES: dict[str, dict] = {name: config | DROP for name, (config, _) in CASES.items()}
+VITTT = BACKBONES['Vittt']
+BACKBONES['ViTAdapter'] |= dict(backbone=VITTT)
+BACKBONES |= {
+    'Vittt with class tokens': VITTT | dict(cls_mode='double', design='conv1d'),
+    'ViTAdapter without feed-forward': BACKBONES['ViTAdapter']
+    | dict(task='seg', with_cffn=False, backbone=BACKBONES['ViT3']),
 }
 every_backbone = pytest.mark.parametrize('name', BACKBONES)
 
@@ -90,13 +69,17 @@ def test_outputs_gradients_and_statistics_are_the_same(name: str, amp: bool) -> 
 
 
 @every_backbone
-def test_the_switch_is_on_in_every_part_that_has_one(name: str) -> None:
-    modules = dict(build(name, True).named_modules())
-    split = [key.rpartition('.') for key in modules]
-    owners = {owner for owner, _, last in split if last in ('blocks', 'injector', 'extractors')}
-    # One where there is something to recompute, and none that nothing listens to.
-    switches = {key: m.with_cp for key, m in modules.items() if hasattr(m, 'with_cp')}
-    assert switches == dict.fromkeys(owners, True)
+def test_less_is_kept_for_the_backward_pass(name: str) -> None:
+    """Recomputed parts keep only their inputs."""
+    kept = []
+    for with_cp in (False, True):
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t
+        ):
+            build(name, with_cp)(torch.randn(3, 3, 64, 80))
+        kept.append(sum(sizes))
+    assert kept[1] < 0.7 * kept[0]
 
 
 @pytest.fixture

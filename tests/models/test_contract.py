@@ -13,7 +13,7 @@ from .building import MODELS
 from .building import build as build_model
 
 PLAIN = dict(embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=96)
-STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4))
+STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 2, 1, 1), num_heads=(1, 2, 3, 4))
 # Rotary positions, a class token and four registers.
 DINO = dict(
     model='vit_small_patch16_dinov3', model_options=dict(embed_dim=64, depth=4, num_heads=2)
@@ -39,6 +39,7 @@ CASES = {
     ),
 }
 every_backbone = pytest.mark.parametrize('name', CASES)
+OWN = ('Vittt', 'ViT3', 'T5', 'HViT3')
 
 
 def build(name: str, seed: int = 0, **options) -> nn.Module:
@@ -222,20 +223,163 @@ def test_gradients_of_each_image(name: str) -> None:
             torch.testing.assert_close(actual[n][i], expected, rtol=rtol, atol=rtol, msg=n)
 
 
+# Layers of some parameters.
+LAYERS = {
+    'Vittt': {'patch_embed.proj.weight': 0, 'pos_embed': 0, 'blocks.2.mixer.w0': 3},
+    'HViT3': {
+        'stem.0.conv.weight': 0,
+        'stages.0.blocks.0.mixer.w1': 1,
+        'stages.1.downsample.widen.weight': 2,
+        'stages.1.blocks.1.cpe.bias': 3,
+        'norms.0.weight': 6,
+    },
+    'ViTAdapter': {'backbone.pos_embed': 0, 'backbone.blocks.2.norm1.bias': 3, 'level_embed': 5},
+}
+
+
 @every_backbone
 def test_layers_of_the_learning_rate(name: str) -> None:
     """mmpretrain's protocol: every parameter has a layer, from 0 at the image to the last."""
     model = build(name)
-    layers, totals = zip(
-        *(model.get_layer_depth(f'backbone.{n}', 'backbone.') for n, _ in model.named_parameters()),
-        strict=True,
-    )
-    (total,) = set(totals)
-    assert set(layers) <= set(range(total))
-    assert {0, 1, total - 2} <= set(layers)
+    names = {n for n, _ in model.named_parameters()}
+    depths = {n: model.get_layer_depth(f'backbone.{n}', 'backbone.') for n in names}
+    (total,) = {total for _, total in depths.values()}
+    layers = {n: layer for n, (layer, _) in depths.items()}
+    assert {0, 1, total - 2} <= set(layers.values()) <= set(range(total))
+    assert LAYERS.get(name, {}).items() <= layers.items()
     assert model.get_layer_depth('head.fc.weight', 'backbone.')[0] == total - 1
-    undecayed = getattr(model, 'no_weight_decay', set)()
-    assert undecayed <= {n for n, _ in model.named_parameters()}
+    assert getattr(model, 'no_weight_decay', set)() <= names
+
+
+@pytest.mark.parametrize('out_type', ['featmap', 'avg_featmap'])
+@pytest.mark.parametrize('frozen', [-1, 0, 2, 4])
+@pytest.mark.parametrize('name', [*OWN, 'TimmViT'])
+def test_frozen_stages(name: str, frozen: int, out_type: str) -> None:
+    model = build(name, frozen_stages=frozen, out_type=out_type).train()
+    for n, parameter in model.named_parameters():
+        part, number = n.split('.')[:2] if '.' in n else (n, '')
+        numbered = int(number) + 1 if part in ('blocks', 'stages', 'norms') else 0
+        assert parameter.requires_grad is ((4 if part == 'norm' else numbered) > frozen), n
+    first, parts = (
+        (model.stem, model.stages) if name == 'HViT3' else (model.patch_embed, model.blocks)
+    )
+    assert [m.training for m in (first, *parts)] == [i > frozen for i in range(5)]
+
+
+@pytest.mark.parametrize('name', OWN)
+def test_drop_path_rises_linearly(name: str) -> None:
+    blocks = [
+        m
+        for n, m in build(name, drop_path_rate=0.4).named_modules()
+        if n.rpartition('.')[0].endswith('blocks')
+    ]
+    expected = [0.4 * i / (len(blocks) - 1) for i in range(len(blocks))]
+    assert [block.drop_path.drop_prob for block in blocks] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize('name', [*OWN[:3], 'TimmViT'])
+def test_pooled_is_the_mean_of_the_map(name: str) -> None:
+    x = torch.randn(2, 3, 48, 80)
+    with torch.no_grad():
+        (pooled,) = build(name, out_type='avg_featmap').eval()(x)
+        torch.testing.assert_close(pooled, build(name).eval()(x)[0].mean((2, 3)))
+
+
+KINDS = (nn.Linear, nn.LayerNorm, nn.GELU, nn.SiLU)
+
+
+class Shifted(nn.Module):
+    """Anything in the place of a layer, with no attribute of its."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.inside = layer
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        y = self.inside(*args)
+        return y + torch.linspace(0, 1, y.shape[-1])
+
+
+@pytest.mark.parametrize('name', [*OWN, 'ViTAdapter'])
+def test_layers_are_called_as_modules_and_may_be_replaced(name: str) -> None:
+    model = build(name).eval()
+    image = torch.randn(1, 3, 32, 64)
+    calls: dict[str, set[str]] = {
+        n: set() for n, m in model.named_modules() if isinstance(m, KINDS)
+    }
+    for n in calls:
+        layer = model.get_submodule(n)
+        layer.register_forward_hook(lambda *_, n=n: calls[n].add('forward') and None)
+        layer.register_full_backward_pre_hook(lambda *_, n=n: calls[n].add('backward') and None)
+    outs = model(image)
+    sum(y.square().sum() for y in outs).backward()
+    assert {n: kinds for n, kinds in calls.items() if kinds != {'forward', 'backward'}} == {}
+    for n in ('blocks.0.norm2', 'blocks.0.mlp.fc2', 'blocks.0.mixer.qkv'):
+        path = {'HViT3': f'stages.0.{n}', 'ViTAdapter': f'backbone.{n}'}.get(name, n)
+        before = model.get_submodule(path)
+        model.set_submodule(path, Shifted(before))
+        assert not torch.equal(model(image)[-1], outs[-1]), path
+        model.set_submodule(path, before)
+
+
+def offload(model: nn.Module) -> None:
+    """accelerate's sequential offload: each module's weights come with its call, and go again."""
+
+    def leave(module: nn.Module, *_: object) -> None:
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                module._parameters[name] = nn.Parameter(weight.to('meta'), False)
+
+    for module in model.modules():
+        weights = {n: p for n, p in module._parameters.items() if p is not None}
+        leave(module)
+        module.register_forward_pre_hook(lambda m, _, w=weights: m._parameters.update(w))
+        module.register_forward_hook(leave)
+
+
+DESIGN = dict(type='mmvttt.TTTMixer', inner='MLP', epochs=2, step='dynamic', qk_affine=True)
+
+
+@pytest.mark.parametrize(
+    ('name', 'options'),
+    [*((name, {}) for name in (*OWN, 'TimmViT')), ('T5', dict(mixer=DESIGN))],
+)
+def test_parameters_are_read_in_the_module_that_owns_them(name: str, options: dict) -> None:
+    model = build(name, **options).eval()
+    image = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        expected = model(image)
+        offload(model)
+        assert all(torch.equal(*pair) for pair in zip(model(image), expected, strict=True))
+
+
+ONE_BLOCK = dict(arch=dict(PLAIN, num_layers=1))
+SHALLOW = {
+    **dict.fromkeys(OWN[:3], ONE_BLOCK),
+    'TimmViT': dict(model_options=dict(embed_dim=64, depth=1, num_heads=2)),
+    'HViT3': dict(arch=dict(embed_dims=(16, 32), depths=(1, 1), num_heads=(1, 2))),
+    'ViTAdapter': dict(backbone=dict(type='mmvttt.Vittt', **ONE_BLOCK)),
+}
+
+
+@pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning', 'ignore::DeprecationWarning')
+@every_backbone
+def test_a_traced_model_computes_the_same(name: str) -> None:
+    """torch.jit.trace, and the counters of FLOPs that look at a model through it."""
+    model = build(name, **SHALLOW[name]).eval()
+    image = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        traced = torch.jit.trace(model, torch.randn(1, 3, 64, 96), check_trace=False)
+        for actual, expected in zip(traced(image), model(image), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    analysis = pytest.importorskip('mmengine.analysis')
+    counted = analysis.get_model_complexity_info(
+        model, (3, 64, 96), show_table=False, show_arch=False
+    )
+    assert counted['params'] == sum(p.numel() for p in model.parameters())
+    assert counted['flops'] > 0
+    fvcore = pytest.importorskip('fvcore.nn')
+    assert fvcore.FlopCountAnalysis(model, image).total() > 0
 
 
 @pytest.mark.parametrize(
@@ -274,7 +418,6 @@ def test_an_image_smaller_than_a_patch_is_named(name: str) -> None:
 
 SIGLIP = dict(model='vit_base_patch16_siglip_224')
 SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
-OWN = ('Vittt', 'ViT3', 'T5', 'HViT3')
 # Options of all of these, and words of the message in their order.
 BAD = [
     (OWN, dict(arch='huge'), "'huge'.*base.*small.*tiny"),

@@ -3,6 +3,7 @@
 import copy
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -141,38 +142,6 @@ def is_attention(module: nn.Module) -> bool:
     return type(module) in (Attention, AttentionRope, EvaAttention, beit.Attention, RelPosAttention)
 
 
-def test_gradients_by_name_follow_the_definition() -> None:
-    """The op against `torch.func`'s definition, through registers and rotary positions."""
-    model = build('vit_small_patch16_dinov3')
-    linearize(model, 't5+')
-    grads = []
-    for fused in (True, False):
-        for block in model.blocks:
-            block.attn.fused = fused
-        model.zero_grad()
-        model.forward_features(images(model)).square().sum().backward()
-        grads.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
-    for name, grad in grads[0].items():
-        # fp64, two layers.
-        torch.testing.assert_close(grad, grads[1][name], rtol=1e-9, atol=1e-10, msg=name)
-
-
-def test_prefix_tokens_see_patches_and_are_seen() -> None:
-    model = build('vit_small_patch16_dinov3', depth=1)
-    linearize(model)
-    attention = model.blocks[0].attn
-    x = torch.randn(1, 5 + 15, 32, dtype=torch.float64)
-    rope = model.rope.get_embed((3, 5))
-    other, patch = x.clone(), x.clone()
-    other[:, 0] += 1
-    patch[:, 7] += 1
-    out, by_class, by_patch = (
-        attention(y, rope=rope, attn_mask=MapSize(3, 5))[0] for y in (x, other, patch)
-    )
-    assert ((by_class - out).abs().amax(-1) > 1e-9).all()
-    assert ((by_patch - out).abs().amax(-1) > 1e-9).all()
-
-
 def test_source_weights_load_with_only_the_new_missing() -> None:
     source, model = build('eva02_tiny_patch14_224'), build('eva02_tiny_patch14_224', depth=2)
     record = linearize(model)
@@ -191,17 +160,6 @@ def test_images_of_other_sizes(name: str, pad: bool) -> None:
         x = images(source, h, w)
         if pad:
             x = x[..., 3:, 5:]
-        assert torch.equal(model(x), source(x))
-
-
-def test_a_fixed_size_and_another_input_size() -> None:
-    source = build('vit_tiny_patch16_224', dynamic_img_size=False, img_size=(48, 80))
-    model = copy.deepcopy(source)
-    linearize(model, **SOFTMAX)
-    for size in ((48, 80), (80, 32)):
-        for m in (source, model):
-            m.set_input_size(size)
-        x = torch.randn(1, 3, *size, dtype=torch.float64)
         assert torch.equal(model(x), source(x))
 
 
@@ -272,32 +230,23 @@ def test_recipes_differ_by_their_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ('name', 'new', 'sizes'),
+    ('name', 'new', 'small', 'large'),
+    # At the size of the weights and at 800×1344: 10⁹ multiply-accumulates of softmax and linear.
     [
-        (
-            'vit_small_patch16_dinov3',
-            976_896,
-            {(224, 224): (4.70, 4.88), (512, 512): (31.91, 24.97), (800, 1344): (253.5, 102.0)},
-        ),
-        (
-            'vit_base_patch16_dinov3',
-            1_953_792,
-            {(224, 224): (17.93, 18.29), (512, 512): (107.5, 93.6), (800, 1344): (685.5, 382.6)},
-        ),
-        (
-            'vit_base_patch14_reg4_dinov2',
-            1_953_792,
-            {(224, 224): (23.54, 23.71), (518, 518): (152.1, 124.8), (798, 1344): (1020.6, 497.6)},
-        ),
+        ('vit_small_patch16_dinov3', 976_896, (4.70, 4.88), (253.5, 102.0)),
+        ('vit_base_patch16_dinov3', 1_953_792, (17.93, 18.29), (685.5, 382.6)),
+        ('vit_base_patch14_reg4_dinov2', 1_953_792, (152.1, 124.8), (1020.6, 497.6)),
     ],
 )
-def test_counts(name: str, new: int, sizes: dict) -> None:
-    """Parameters, and 10⁹ multiply-accumulates of the features: softmax, linear."""
+def test_counts(name: str, new: int, small: tuple, large: tuple) -> None:
+    """Parameters, and FLOPs of the features."""
     with torch.device('meta'):
         source = timm.create_model(name, num_classes=0, dynamic_img_size=True)
         model = timm.create_model(name, num_classes=0, dynamic_img_size=True)
     assert linearize(model).added == new
-    for size, expected in sizes.items():
+    side = source.patch_embed.img_size[0] if 'dinov2' in name else 224
+    patch = source.patch_embed.patch_size[0]
+    for size, expected in (((side, side), small), ((800 // patch * patch, 1344), large)):
         x = torch.empty(1, 3, *size, device='meta')
         for m, macs in zip((source, model), expected, strict=True):
             with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -449,60 +398,79 @@ def test_the_whole_registry() -> None:
     assert all(text.count('. ') <= 1 for text in refused.values())
 
 
-def test_bad_input() -> None:
-    def unchanged(message: str, model: nn.Module, *args, error=ValueError, **options) -> None:
-        before = [(n, type(m)) for n, m in model.named_modules()]
-        with pytest.raises(error, match=message):
-            linearize(model, *args, **options)
-        assert [(n, type(m)) for n, m in model.named_modules()] == before
+VIT = 'vit_tiny_patch16_224'
 
-    vit = build('vit_tiny_patch16_224')
-    unchanged(r"where=5 .*'blocks.0.attn' to 'blocks.1.attn'", vit, 5)
-    unchanged(r"where='t6' .*'t5', 't5\+', 'dit5'", vit, 't6')
-    unchanged(r'names no attention', vit, [])
-    unchanged(
-        r"where must be 'all', an index or a name, or several, got float", vit, 1.0, error=TypeError
-    )
-    unchanged(r"where='sd3.5-t5' is for another model: this one has no", vit, 'sd3.5-t5')
-    unchanged(r'inner', vit, inner=dict(type='Nothing'))
-    unchanged(
-        r"InnerOptions has no option 'iner', did you mean 'inner'\?; it has inner, loss",
-        vit,
-        iner='MLP',
-        error=TypeError,
-    )
-    unchanged(r'neighborhood=4', vit, neighborhood=4)
-    unchanged(r'attn_drop_rate=0', build('vit_tiny_patch16_224', attn_drop_rate=0.1))
-    unchanged(r'patch_drop_rate=0', build('vit_tiny_patch16_224', patch_drop_rate=0.1))
-    unchanged(r'DataParallel is a wrapper: .*linearize\(model.module\)', nn.DataParallel(vit))
-    unchanged(r'linearize\(model._orig_mod\)', torch.compile(vit))
-    features = timm.create_model('vit_tiny_patch16_224', features_only=True, out_indices=(0,))
-    unchanged(r'linearize\(model.model\)', features)
-    integers = copy.deepcopy(vit)
-    integers.blocks[1].attn.qkv.weight = nn.Parameter(torch.zeros(96, 32).char(), False)
-    unchanged(r'blocks.1.attn .* its qkv is quantised: linearize the model before', integers)
+
+def changed(name: str = VIT, **attributes) -> nn.Module:
+    """A model with other attributes in one of its attentions."""
+    model = build(name)
+    for path, value in attributes.items():
+        module, _, attribute = f'blocks.1.attn.{path}'.replace('__', '.').rpartition('.')
+        owner = model.get_submodule(module)
+        owner._parameters.pop(attribute, None)
+        setattr(owner, attribute, value)
+    return model
+
+
+def compiled_blocks() -> nn.Module:
+    model = build(VIT)
+    model.blocks.compile(backend='eager')
+    return model
+
+
+INTEGERS = nn.Parameter(torch.zeros(96, 32).char(), False)
+BAD = [
+    (lambda: build(VIT), dict(where=5), r"where=5 .*'blocks.0.attn' to 'blocks.1.attn'"),
+    (lambda: build(VIT), dict(where='t6'), r"where='t6' .*'t5', 't5\+', 'dit5'"),
+    (lambda: build(VIT), dict(where=[]), 'names no attention'),
+    (lambda: build(VIT), dict(where=1.0), "where must be 'all', an index or a name, .*got float"),
+    (lambda: build(VIT), dict(where='sd3.5-t5'), r"'sd3.5-t5' is for another model: .* has no"),
+    (lambda: build(VIT), dict(inner=dict(type='Nothing')), 'inner'),
+    (lambda: build(VIT), dict(iner='MLP'), "no option 'iner', did you mean 'inner'.; it has inn"),
+    (lambda: build(VIT), dict(neighborhood=4), 'neighborhood=4'),
+    (lambda: build(VIT, attn_drop_rate=0.1), {}, 'attn_drop_rate=0'),
+    (lambda: build(VIT, patch_drop_rate=0.1), {}, 'patch_drop_rate=0'),
+    (lambda: nn.DataParallel(build(VIT)), {}, r'is a wrapper: .*linearize\(model.module\)'),
+    (lambda: torch.compile(build(VIT)), {}, r'linearize\(model._orig_mod\)'),
+    (
+        lambda: timm.create_model(VIT, features_only=True, out_indices=(0,)),
+        {},
+        r'linearize\(model.model\)',
+    ),
+    (lambda: changed(qkv__weight=INTEGERS), {}, 'blocks.1.attn .* its qkv is quantised: linear'),
     # As in torch's quantised layers.
-    integers.blocks[1].attn.qkv = nn.Module()
-    integers.blocks[1].attn.qkv.weight = lambda: None
-    unchanged(r'blocks.1.attn .* its qkv is quantised', integers)
-    compiled = copy.deepcopy(vit)
-    compiled.blocks.compile(backend='eager')
-    unchanged(r'compile or wrap the model, or every block', compiled)
-    unchanged(r'text', nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 1))
-    with pytest.raises(TypeError, match=r'got str'):
-        linearize('vit_tiny_patch16_224')
-    unchanged(
-        r'share one position bias \(shared_rel_pos\)', build('vit_srelpos_small_patch16_224'), [0]
-    )
-    vit.blocks[0].attn.head_dim = 15
-    unchanged(r'32 channels do not divide into 2 heads', vit)
-    vit.blocks[0].attn.head_dim = 16
-    linearize(vit, [0])
-    unchanged(r'linearized already \(blocks.0.attn is\)', vit, [1])
+    (lambda: changed(qkv__weight=lambda: None), {}, 'blocks.1.attn .* its qkv is quantised'),
+    (compiled_blocks, {}, 'compile or wrap the model, or every block'),
+    (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 1), {}, 'text'),
+    (lambda: 'vit_tiny_patch16_224', {}, 'got str'),
+    (
+        lambda: build('vit_srelpos_small_patch16_224'),
+        dict(where=[0]),
+        r'share one position bias \(shared_rel_pos\)',
+    ),
+    (lambda: changed(head_dim=15), {}, '32 channels do not divide into 2 heads'),
+]
+
+
+@pytest.mark.parametrize(('make', 'options', 'message'), BAD)
+def test_bad_input(make: Callable, options: dict, message: str) -> None:
+    model = make()
+    before = [(n, type(m)) for n, m in getattr(model, 'named_modules', list)()]
+    error = TypeError if 'got ' in message or 'iner' in options else ValueError
+    with pytest.raises(error, match=message):
+        linearize(model, **options)
+    assert [(n, type(m)) for n, m in getattr(model, 'named_modules', list)()] == before
+
+
+def test_a_linearized_model_takes_all_tokens_once() -> None:
+    model = build(VIT)
+    linearize(model, [0])
+    with pytest.raises(ValueError, match=r'linearized already \(blocks.0.attn is\)'):
+        linearize(model, [1])
     with pytest.raises(ValueError, match='takes no mask'):
-        vit(images(vit), attn_mask=torch.zeros(16, 16))
+        model(images(model), attn_mask=torch.zeros(16, 16))
     with pytest.raises(ValueError, match=r'9 tokens are not a map of 3×5 and 1 others'):
-        vit.blocks[0](torch.zeros(1, 9, 32, dtype=torch.float64), attn_mask=MapSize(3, 5))
+        model.blocks[0](torch.zeros(1, 9, 32, dtype=torch.float64), attn_mask=MapSize(3, 5))
 
 
 @pytest.mark.parametrize('name', ['vit_small_patch16_dinov3', 'vit_small_patch14_reg4_dinov2'])

@@ -1,9 +1,13 @@
 """Outputs of a linearized model depend on the call alone: threads, blocks, recomputation."""
 
 import copy
+import pickle
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import timm
@@ -12,10 +16,11 @@ from timm.layers import set_reentrant_ckpt
 from timm.models import checkpoint_seq
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torchvision.models.feature_extraction import create_feature_extractor
 
-from mmvttt.models import TimmViT
 from mmvttt.models.linearize import linearize
 
+from . import test_linearize as timms
 from .building import shaken
 
 SMALL = dict(depth=2, embed_dim=32, num_heads=2)
@@ -32,53 +37,6 @@ def linear(name: str = 'vit_tiny_patch16_224', **options) -> nn.Module:
 def image(size: tuple[int, int], seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(1, 3, *size, generator=generator, dtype=torch.float64)
-
-
-def backbone(name: str) -> Callable[[Tensor], Tensor]:
-    model = shaken(TimmViT(name, model_options=SMALL, linearize=dict()).double())
-    return lambda x: model(x)[0]
-
-
-@pytest.mark.parametrize(
-    'model',
-    [
-        lambda: linear(),
-        lambda: linear('vit_small_patch16_dinov3'),
-        lambda: linear('vit_small_patch16_dinov3', where=[1]),
-        lambda: linear().forward_features,
-        lambda: backbone('vit_small_patch16_dinov3'),
-    ],
-    ids=['ViT', 'Eva', 'partly', 'features', 'TimmViT'],
-)
-def test_threads(model: Callable) -> None:
-    """Every thread stops inside of a block until all are there."""
-    model = model()
-    inputs = [image(size, seed) for seed, size in enumerate((WIDE, HIGH, WIDE, HIGH))]
-    with torch.no_grad():
-        expected = [model(x) for x in inputs]
-    actual: dict[int, Tensor] = {}
-    together = threading.Barrier(len(inputs), timeout=60)
-
-    def meet(module: nn.Module, _: object) -> None:
-        if isinstance(module, nn.LayerNorm):
-            together.wait()
-
-    handle = nn.modules.module.register_module_forward_pre_hook(meet)
-
-    def work(i: int) -> None:
-        with torch.no_grad():
-            actual[i] = model(inputs[i])
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        handle.remove()
-    for i, y in enumerate(expected):
-        assert torch.equal(actual[i], y)
 
 
 @pytest.mark.parametrize('name', ['vit_tiny_patch16_224', 'vit_small_patch16_dinov3'])
@@ -267,3 +225,123 @@ def test_what_a_low_rank_training_must_not_freeze(where: str) -> None:
         for own, _ in module.named_parameters()
     }
     assert saved == {n for n in record.new if not n.endswith(('qk_scale', 'qk_offset'))}
+
+
+# Family → builds a model, and makes the inputs of a call from a number.
+Make = Callable[[int], dict[str, Any]]
+
+
+def of_timm(model: nn.Module, *sizes: tuple[int, int]) -> tuple[nn.Module, Make]:
+    def inputs(number: int) -> dict[str, Any]:
+        return dict(x=image(sizes[number % len(sizes)], number))
+
+    return model, inputs
+
+
+def of_diffusers(name: str) -> tuple[nn.Module, Make]:
+    def inputs(number: int) -> dict[str, Any]:
+        actual = diffusers.inputs(name, *((12, 20) if number % 2 else (20, 12)))
+        return actual | dict(hidden_states=actual['hidden_states'] + 0.1 * number)
+
+    return diffusers.build(name), inputs
+
+
+FAMILIES: dict[str, Callable[[], tuple[nn.Module, Make]]] = {
+    **{
+        name: lambda name=name: of_timm(timms.build(name), WIDE, HIGH)
+        for name in ('vit_tiny_patch16_224', 'vit_small_patch16_dinov3')
+    },
+    **{
+        name: lambda name=name: of_timm(timms.build(name), WIDE)
+        for name in ('beit_base_patch16_224', 'vit_relpos_small_patch16_224')
+    },
+    **{
+        make.__name__: lambda make=make: of_timm(make(), (64, 96))
+        for make in (timms.caformer, timms.pit, timms.volo)
+    },
+}
+if find_spec('diffusers'):
+    from . import test_linearize_diffusion as diffusers
+
+    for _name in diffusers.CONFIGS:
+        FAMILIES[_name] = lambda name=_name: of_diffusers(name)
+
+
+def _output(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    with torch.no_grad():
+        out = model(**inputs)
+    return out if isinstance(out, Tensor) else out.sample
+
+
+@pytest.mark.parametrize('partly', [False, True])
+@pytest.mark.parametrize('family', FAMILIES)
+def test_threads_and_copies(family: str, partly: bool) -> None:
+    """Every thread stops before each LayerNorm until all are there."""
+    model, inputs = FAMILIES[family]()
+    names = linearize(copy.deepcopy(model)).replaced
+    linearize(model, names[-1] if partly else 'all')
+    calls = [inputs(number) for number in range(4)]
+    expected = [_output(model, call) for call in calls]
+    assert not torch.equal(expected[0], expected[2])
+    together = threading.Barrier(len(calls), timeout=60)
+
+    def meet(module: nn.Module, _: object) -> None:
+        if isinstance(module, nn.LayerNorm):
+            together.wait()
+
+    handle = nn.modules.module.register_module_forward_pre_hook(meet)
+    try:
+        with ThreadPoolExecutor(len(calls)) as pool:
+            actual = list(pool.map(lambda call: _output(model, call), calls))
+    finally:
+        handle.remove()
+    assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
+    assert torch.equal(_output(copy.copy(model), calls[1]), expected[1])
+    others = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    _output(model, calls[0])
+    for other in others:
+        assert torch.equal(_output(other, calls[1]), expected[1])
+
+
+class _Around(nn.Module):
+    """An adapter or probe around a block."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x)
+
+
+class _Passing(_Around):
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        return self.block(x, **kwargs)
+
+
+def test_a_module_around_a_block() -> None:
+    model = timms.build('vit_tiny_patch16_224')
+    x = timms.images(model)
+    expected = copy.deepcopy(model)
+    linearize(expected)
+    for wrap in (_Passing, _Around):
+        wrapped = copy.deepcopy(model)
+        wrapped.blocks[1] = wrap(wrapped.blocks[1])
+        if wrap is _Around:
+            with pytest.raises(ValueError, match=r'blocks\.1 is a _Around.*give its forward'):
+                linearize(wrapped)
+            assert not hasattr(wrapped, 'linearize_options')
+        else:
+            linearize(wrapped)
+            assert wrapped(x).shape == expected(x).shape
+
+
+@pytest.mark.parametrize('build', [lambda: timms.build('vit_tiny_patch16_224'), timms.caformer])
+def test_symbolic_tracing_is_refused_in_words(build: Callable[[], nn.Module]) -> None:
+    model = build()
+    linearize(model)
+    with pytest.raises(TypeError, match=r'cannot be traced by torch\.fx.*forward_intermediates'):
+        create_feature_extractor(model, [name for name, _ in model.named_modules()][-1:])

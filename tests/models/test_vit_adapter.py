@@ -1,4 +1,4 @@
-"""mmvttt.ViTAdapter: counts, shapes at awkward sizes, alignment, gradients, norms."""
+"""ViTAdapter: counts, alignment, the definition, gradients, norms, freezing, errors."""
 
 import math
 
@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import mmvttt.models  # noqa: F401  (registers the models)
 from mmvttt.models.adapters import ViTAdapter
-from mmvttt.models.adapters.deformable_attention import Level, SamplingGrid
+from mmvttt.models.adapters.deformable_attention import DeformableAttention, Level, SamplingGrid
 from mmvttt.models.adapters.vit_adapter import _Doubling, _resize
+from mmvttt.models.backbones import Vittt
 from ttt_kernels import deform_attn, deform_attn_fused
 
 from .adapters import GN, PlainStub, PrefixStub, build, image, loss_of
@@ -19,9 +19,6 @@ from .building import build as build_model
 
 SIZES = [(31, 31), (225, 333), (64, 96)]
 STRIDES = (4, 8, 16, 32)
-
-
-# Parameters ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -83,9 +80,6 @@ def test_norm_and_class_tokens_of_the_backbone_are_out():
     assert not [name for name in names if name.startswith(('norm', 'cls_token'))]
 
 
-# Shapes and alignment --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize('out_indices', [(0,), (3,), (1, 3), (3, 0)])
 def test_out_indices(out_indices):
     model = build().eval()
@@ -136,9 +130,6 @@ def test_resize_keeps_the_place(stride, size):
     assert resized.shape == expected.shape
 
 
-# Behaviour -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize('size', [(1, 1), (3, 5)])
 def test_doubling_is_the_transposed_convolution(size):
     torch.manual_seed(0)
@@ -187,14 +178,6 @@ def test_gamma_zero_is_the_plain_backbone():
         blocked = '.injector.' in name and not name.endswith('gamma')
         assert parameter.grad is not None
         assert parameter.grad.any().item() is not blocked, name
-
-
-def test_tasks_add_other_tokens():
-    """Only the last map gets the same tokens in both tasks (ViT-Adapter's detection and seg.)."""
-    x = image()
-    det, seg = build(task='det').eval()(x), build(task='seg').eval()(x)
-    torch.testing.assert_close(det[3], seg[3], rtol=0, atol=0)
-    assert all(not torch.allclose(det[i], seg[i]) for i in range(3))
 
 
 def definition(model, x):
@@ -261,19 +244,6 @@ def test_the_adapter_follows_its_definition(task):
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_checkpointing_keeps_less():
-    """Recomputed parts keep only their inputs: fewer tensors are saved for the backward pass."""
-    saved = []
-    for with_cp in (False, True):
-        count = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda t, count=count: count.append(t.numel()) or t, lambda t: t
-        ):
-            build(with_cp=with_cp)(image())
-        saved.append(sum(count))
-    assert saved[1] < 0.7 * saved[0]
-
-
 def test_places_keep_fp32_under_autocast(monkeypatch):
     """In bf16, neighbouring cells of a map 150 wide would fall together."""
     dtypes = []
@@ -288,41 +258,10 @@ def test_places_keep_fp32_under_autocast(monkeypatch):
     assert set(dtypes) == {torch.float32}
 
 
-# Norms -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize('task', ['det', 'seg'])
-def test_one_image_has_the_gradients_of_the_same_image_twice(task):
-    """torch's BatchNorm on a CPU goes wrong for one image with the strides (C, 1, w·C, C)."""
-    model = build(task=task, norm_layer=dict(type='BN'))
-    x = image(96, 64)[:1]
-    gradients = []
-    for batch in (x, x.expand(2, -1, -1, -1)):
-        loss = sum((out * out.detach().cos()).mean() for out in model(batch))
-        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
-    for (name, _), one, two in zip(model.named_parameters(), *gradients, strict=True):
-        # fp32 through a dozen layers and norms; the defect is of 100 %.
-        assert (one - two).norm() <= 1e-2 * two.norm() + 1e-6, name
-
-
-def test_sync_bn_is_bn_without_a_process_group():
-    x = image()
-    sync = build(norm_layer=dict(type='SyncBN'))
-    bn = build(norm_layer=dict(type='BN'))
-    bn.load_state_dict(sync.state_dict())
-    for a, b in zip(sync(x), bn(x), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
-    loss_of(sync(x)).backward()
-    assert not [name for name, p in sync.named_parameters() if p.grad is None]
-
-
 def test_default_norm_is_sync_bn():
     model = ViTAdapter(PlainStub())
     norms = [m for m in model.modules() if isinstance(m, nn.SyncBatchNorm)]
     assert len(norms) == 6 + 4
-
-
-# Prefix tokens and crops -----------------------------------------------------------------------
 
 
 def test_tokens_in_front_pass_the_adapter_untouched():
@@ -359,3 +298,63 @@ def test_the_doubled_map_is_cropped_at_the_right_and_the_bottom():
     assert first.shape[2:] == actual.shape[2:] == (9, 11)
     # One rounding of a sum.
     torch.testing.assert_close(actual - without, doubled[0][..., :9, :11], rtol=1e-4, atol=1e-5)
+
+
+def test_deformable_attention_starts_as_a_ring():
+    attention = DeformableAttention(32, num_heads=4, num_levels=3, num_points=2)
+    offsets = attention.sampling_offsets(torch.randn(5, 32)).view(5, 4, 3, 2, 2)
+    east, south, west, north = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]
+    ring = torch.tensor([east, south, west, north])
+    for point in range(2):
+        expected = ((point + 1) * ring)[:, None].expand(5, 4, 3, 2)
+        torch.testing.assert_close(offsets[..., point, :], expected, rtol=0, atol=1e-6)
+    assert not attention.attention_weights(torch.randn(5, 32)).any()
+
+
+def test_freeze_backbone():
+    model = build(freeze_backbone=True).train()
+    assert not model.backbone.training
+    assert model.spatial_prior.training
+    loss_of(model(image())).backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is None) is name.startswith('backbone.'), name
+
+
+def test_no_plain_backbone():
+    with pytest.raises(TypeError, match=r'cannot wrap Linear.*embed_dims.*run_block.*mmvttt.Vittt'):
+        ViTAdapter(nn.Linear(3, 3))
+
+
+def test_other_patch_size():
+    backbone = PlainStub()
+    backbone.patch_size = 14
+    with pytest.raises(ValueError, match=r'patch_size 16.*PlainStub has 14'):
+        ViTAdapter(backbone)
+
+
+def test_any_depth_and_uneven_groups():
+    assert build(num_layers=6).interaction_indexes == [(0, 0), (1, 2), (3, 3), (4, 5)]
+    model = build(num_layers=2)
+    assert model.interaction_indexes == [(0, 0), (1, 1)]
+    assert len(model(image())) == 4
+
+
+def test_options_without_effect_are_said(caplog) -> None:
+    arch = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=48)
+    ViTAdapter(dict(type='ViT3', arch=arch, out_indices=(0, 3)), norm_layer='BN')
+    (record,) = [r for r in caplog.records if r.levelname == 'WARNING']
+    assert 'backbone.out_indices=(0, 3) has no effect in a ViTAdapter' in record.getMessage()
+
+
+@pytest.mark.parametrize('freeze', [False, True])
+def test_the_module_that_it_is_given_stays_as_it_was(freeze: bool) -> None:
+    backbone = Vittt('tiny', img_size=64).eval()
+    image = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        before = backbone(image)[-1]
+        model = ViTAdapter(backbone, norm_layer='BN', freeze_backbone=freeze).eval()
+        model(image)
+        assert torch.equal(backbone(image)[-1], before)
+    assert all(p.requires_grad for p in backbone.parameters())
+    inside = model.backbone.state_dict()
+    assert all(torch.equal(inside[n], v) for n, v in backbone.state_dict().items() if n in inside)
