@@ -1,7 +1,6 @@
 """Packaging of the library (`mmvttt`), its kernels (`ttt_kernels`) and its configs (for `::`)."""
 
 import os
-import re
 import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -77,9 +76,10 @@ def readme() -> str:
     """The README with absolute links: an index shows it without the repository."""
     text = (ROOT / 'README.md').read_text(encoding='utf-8')
     if REPOSITORY:
-        for kind, link in (('raw', r'!\[[^\]]*\]\('), ('blob', r'(?<!!)\[[^\]]*\]\(')):
-            there = f'{REPOSITORY}/{kind}/v{version()}/'
-            text = re.sub(rf'({link})(?!https?:|#)', lambda m, there=there: m[1] + there, text)
+        there = f']({REPOSITORY}/%s/v{version()}/'
+        text = text.replace('](docs/pictures/', f'{there % "raw"}docs/pictures/')
+        for start in ('docs/', 'CHANGELOG', 'CITATION', 'CONTRIBUTING'):
+            text = text.replace(f']({start}', f'{there % "blob"}{start}')
     return text
 
 

@@ -1,16 +1,12 @@
 """Checks of arguments: every error names the argument, what was given, and what is allowed.
 
-A wrong type is a `TypeError`, a wrong value a `ValueError`, before torch stumbles over either; a
-path that cannot be written is a `UsageError`.
+A wrong type is a `TypeError`, a wrong value a `ValueError`, before torch stumbles over either.
 """
 
 import math
-import os
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
-
-from .errors import UsageError
 
 
 def check_int(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
@@ -94,36 +90,3 @@ def checked_head_dims(embed_dims: int, num_heads: int) -> int:
             'choose a number of heads that divides the channels.'
         )
     return embed_dims // num_heads
-
-
-def check_new_file(path: str | os.PathLike[str]) -> None:
-    """Checks that a file can be written, before the work whose results it gets.
-
-    Raises:
-        UsageError: It is a folder, or its folder is read-only or cannot be created.
-    """
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise UsageError(f'{os.fspath(path)!r} is not a file: give the name of a new one')
-    _check_writable(path, os.path.dirname(path))
-
-
-def check_new_folder(path: str | os.PathLike[str]) -> None:
-    """Checks that files can be written into a folder, which may be missing; see `check_new_file`.
-
-    Raises:
-        UsageError: It is a file, is read-only or cannot be created.
-    """
-    _check_writable(path, path)
-
-
-def _check_writable(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
-    folder = os.path.abspath(folder)
-    while not os.path.lexists(folder) and folder != os.path.dirname(folder):
-        folder = os.path.dirname(folder)
-    if not os.path.isdir(folder):
-        reason = f'{folder!r} is not a folder'
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        reason = f'{folder!r} is read-only'
-    else:
-        return
-    raise UsageError(f'{os.fspath(path)!r} cannot be written, as {reason}: give another path')

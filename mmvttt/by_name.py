@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import ast
 import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -86,38 +84,3 @@ def find_model(
     from .openmmlab.analysis import models
 
     return models.find_model(name, options, weightless)
-
-
-def add_cfg_options(
-    parser: argparse.ArgumentParser, example: str = 'train_cfg.max_epochs=1'
-) -> None:
-    """The option --cfg-options KEY=VALUE …, which changes a config or a timm model's arguments."""
-    if find_spec('mmengine') is not None:
-        from .openmmlab import cli
-
-        cli.add_cfg_options(parser, example)
-        return
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=_Pairs,
-        metavar='KEY=VALUE',
-        help="arguments of timm's model, e.g. in_chans=4",
-    )
-
-
-class _Pairs(argparse.Action):
-    """`KEY=VALUE …` as a dict; a value that is no Python literal is a text."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, *_: Any
-    ) -> None:
-        pairs = {}
-        for key, equals, value in (pair.partition('=') for pair in values):
-            if not key or not equals:
-                parser.error(f'--cfg-options {key!r}: write KEY=VALUE, e.g. in_chans=4')
-            try:
-                pairs[key] = ast.literal_eval(value)
-            except (SyntaxError, ValueError):
-                pairs[key] = value
-        setattr(namespace, self.dest, pairs)

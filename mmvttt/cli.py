@@ -1,19 +1,20 @@
-"""Shared parts of the command lines of tools/ that need no OpenMMLab: parsers, types, errors."""
+"""Shared parts of the command lines of tools/: parsers, options, types, errors."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .arguments import check_new_file, check_new_folder
 from .distributions import missing
 from .errors import CheckpointError, DataError, UsageError
+from .outputs import check_new_file, check_new_folder
 
-# Functions that make a sentence of other errors, or None; mmvttt.openmmlab.cli adds its own.
+# Functions that make a sentence of other errors, or None; mmvttt.openmmlab.config adds its own.
 EXPLAIN: list[Callable[[Any], str | None]] = []
 
 
@@ -31,6 +32,82 @@ def add_shape(parser: argparse.ArgumentParser, name: str = '--shape', **options:
     )
     metavar = ('HEIGHT', 'WIDTH')
     parser.add_argument(name, nargs=2, type=positive, metavar=metavar, **options)
+
+
+def add_config(parser: argparse.ArgumentParser, name: str = 'config', **options: Any) -> None:
+    """The argument `name`: a config, as `mmvttt.openmmlab.config.find_config` takes it."""
+    options.setdefault('help', "path of a config, or the name of one of mmvttt's")
+    parser.add_argument(name, **options)
+
+
+def add_cfg_options(
+    parser: argparse.ArgumentParser, example: str = 'train_cfg.max_epochs=1'
+) -> None:
+    """The option --cfg-options KEY=VALUE …, which changes a config or a timm model's arguments."""
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=Options,
+        metavar='KEY=VALUE',
+        help=f"change entries of the config, e.g. {example}, or arguments of timm's model",
+    )
+
+
+def add_launcher(parser: argparse.ArgumentParser) -> None:
+    """The option --launcher, and the --local-rank that older launchers pass."""
+    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
+    # For those that do not set the environment variable LOCAL_RANK.
+    parser.add_argument('--local-rank', '--local_rank', type=int, default=0, help=argparse.SUPPRESS)
+
+
+def add_exported(parser: argparse.ArgumentParser) -> None:
+    """The options --onnx and --openvino, of one meaning: the suffix tells which it is."""
+    parser.add_argument(
+        *('--onnx', '--openvino'),
+        dest='file',
+        metavar='FILE',
+        help='predict by this .onnx or .xml of tools/export.py, on the CPU; the checkpoint has the '
+        'names of the classes; --amp computes in bf16, in OpenVINO alone',
+    )
+
+
+class Options(argparse.Action):
+    """`KEY=VALUE …` as a dict: a value is a Python literal, several with commas, or else a text."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, *rest: Any
+    ) -> None:
+        """Adds the pairs."""
+        pairs = dict(getattr(namespace, self.dest) or {})
+        for key, equals, text in (pair.partition('=') for pair in values):
+            if not key or not equals:
+                parser.error(f'{rest[0]} {key!r}: write KEY=VALUE, e.g. train_cfg.max_epochs=1')
+            try:
+                items = ast.literal_eval(_Words().visit(ast.parse(f'[{text}]', mode='eval')))
+            except (SyntaxError, ValueError):
+                words = text.strip('[]').split(',')
+                items = [words] if text.startswith('[') else text.split(',')
+            pairs[key] = items if len(items) > 1 else items[0] if items else ''
+        setattr(namespace, self.dest, pairs)
+
+
+class _Words(ast.NodeTransformer):
+    """`dict(a=1)` as `{'a': 1}`, and a name as a text, true and false as in YAML."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        is_dict = isinstance(node.func, ast.Name) and node.func.id == 'dict' and not node.args
+        self.generic_visit(node)
+        if not is_dict:
+            return node
+        keys: list[ast.expr | None] = [k.arg and ast.Constant(k.arg) for k in node.keywords]
+        return ast.Dict(keys, [keyword.value for keyword in node.keywords])
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        words = {'true': True, 'false': False, 'inf': float('inf'), 'nan': float('nan')}
+        return ast.Constant(words.get(node.id.lower(), node.id))
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        return ast.Constant(ast.unparse(node))
 
 
 def positive(text: str) -> int:

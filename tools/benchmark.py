@@ -33,8 +33,9 @@ from mmvttt.analysis.benchmark import (
     write_csv,
 )
 from mmvttt.analysis.cost_curves import describe_crossings, plot
-from mmvttt.by_name import add_cfg_options, find_model
+from mmvttt.by_name import find_model
 from mmvttt.cli import (
+    add_cfg_options,
     add_device,
     add_shape,
     command_line,

@@ -7,14 +7,7 @@ example: python tools/cache_latents.py data/imagenet/train sd-vae-ft-ema data/la
 
 import argparse
 
-from mmvttt.openmmlab.cli import (
-    add_device,
-    command_line,
-    new_folder,
-    not_negative,
-    plain_errors,
-    positive,
-)
+from mmvttt.cli import add_device, command_line, new_folder, not_negative, plain_errors, positive
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -12,8 +12,8 @@ from functools import partial
 from rich.console import Console
 from rich.progress import track
 
+from mmvttt.cli import add_cfg_options, add_config, command_line, plain_errors, printable
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.cli import add_cfg_options, add_config, command_line, plain_errors, printable
 from mmvttt.openmmlab.config import load_config
 from mmvttt.openmmlab.reliability.data.annotations import (
     check_annotations,

@@ -9,9 +9,7 @@ example: python tools/draw_predictions.py configs/maskrcnn_vittt_demo.py work_di
 import argparse
 from pathlib import Path
 
-from mmvttt.errors import UsageError
-from mmvttt.openmmlab.analysis.predictions import draw_predictions, tile
-from mmvttt.openmmlab.cli import (
+from mmvttt.cli import (
     add_cfg_options,
     add_config,
     add_device,
@@ -20,6 +18,8 @@ from mmvttt.openmmlab.cli import (
     plain_errors,
     positive,
 )
+from mmvttt.errors import UsageError
+from mmvttt.openmmlab.analysis.predictions import draw_predictions, tile
 from mmvttt.openmmlab.config import load_config
 from mmvttt.openmmlab.reliability.data.annotations import check_data
 from mmvttt.openmmlab.reliability.resume import latest_checkpoint

@@ -12,8 +12,7 @@ example: python tools/export.py vittt_t_in1k --checkpoint epoch_300.pth --out vi
 
 import argparse
 
-from mmvttt.by_name import add_cfg_options
-from mmvttt.cli import add_shape, command_line, new_file, plain_errors
+from mmvttt.cli import add_cfg_options, add_shape, command_line, new_file, plain_errors
 from mmvttt.deploy.export import require_format
 from mmvttt.deploy.model_file import write_model
 from mmvttt.named_model import find_timm, is_timm

@@ -14,11 +14,7 @@ from pathlib import Path
 import torch
 from mmengine.dist import init_dist, is_main_process
 
-from mmvttt.errors import UsageError
-from mmvttt.models.generation.sampling import SCHEDULERS
-from mmvttt.openmmlab.apis import generate as api
-from mmvttt.openmmlab.apis.image_measures import load_network, measure, require_reference, score
-from mmvttt.openmmlab.cli import (
+from mmvttt.cli import (
     add_cfg_options,
     add_config,
     add_device,
@@ -30,6 +26,10 @@ from mmvttt.openmmlab.cli import (
     plain_errors,
     positive,
 )
+from mmvttt.errors import UsageError
+from mmvttt.models.generation.sampling import SCHEDULERS
+from mmvttt.openmmlab.apis import generate as api
+from mmvttt.openmmlab.apis.image_measures import load_network, measure, require_reference, score
 from mmvttt.openmmlab.config import load_config
 
 

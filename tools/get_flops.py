@@ -8,13 +8,8 @@ example: python tools/get_flops.py upernet_vittt_s_160k --shape 512 512
 import argparse
 
 from mmvttt.analysis.flops import Cost, count_cost
-from mmvttt.by_name import add_cfg_options, find_model
-from mmvttt.cli import (
-    add_shape,
-    command_line,
-    plain_errors,
-    positive,
-)
+from mmvttt.by_name import find_model
+from mmvttt.cli import add_cfg_options, add_shape, command_line, plain_errors, positive
 from mmvttt.named_model import image_channels
 
 

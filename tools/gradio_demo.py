@@ -8,15 +8,8 @@ example: python tools/gradio_demo.py configs/maskrcnn_vittt_demo.py work_dirs/de
 import argparse
 from pathlib import Path
 
+from mmvttt.cli import add_cfg_options, add_config, add_device, command_line, plain_errors, positive
 from mmvttt.openmmlab.apis.page import build_page
-from mmvttt.openmmlab.cli import (
-    add_cfg_options,
-    add_config,
-    add_device,
-    command_line,
-    plain_errors,
-    positive,
-)
 from mmvttt.openmmlab.config import load_config
 
 

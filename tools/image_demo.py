@@ -14,8 +14,7 @@ from pathlib import Path
 
 from mmvttt.by_name import NAMES, resolve
 from mmvttt.checkpoints.sources import located
-from mmvttt.errors import UsageError
-from mmvttt.openmmlab.cli import (
+from mmvttt.cli import (
     add_cfg_options,
     add_config,
     add_exported,
@@ -27,6 +26,7 @@ from mmvttt.openmmlab.cli import (
     printable,
     usable_device,
 )
+from mmvttt.errors import UsageError
 from mmvttt.openmmlab.config import load_config
 
 

@@ -9,8 +9,8 @@ example: python tools/inherit_weights.py deit_tiny.pth t5_tiny_inherited.pth
 
 import argparse
 
+from mmvttt.cli import add_shape, command_line, new_file, plain_errors
 from mmvttt.convert.inherit import inherit_checkpoint
-from mmvttt.openmmlab.cli import add_shape, command_line, new_file, plain_errors
 
 
 def parse_args() -> argparse.Namespace:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from mmvttt.analysis.inspect import DIAGNOSTICS, inspect_model
 from mmvttt.analysis.look import Look
+from mmvttt.cli import add_cfg_options, add_shape, command_line, new_folder, plain_errors
 from mmvttt.openmmlab.analysis.models import load_model
-from mmvttt.openmmlab.cli import add_cfg_options, add_shape, command_line, new_folder, plain_errors
 from mmvttt.openmmlab.models.diffusion_model import refuse_diffusion
 
 

@@ -17,9 +17,9 @@ import yaml
 from torch import Tensor, nn
 
 from mmvttt.analysis.flops import count_cost
+from mmvttt.cli import command_line, plain_errors
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.models import DenseForward, find_model
-from mmvttt.openmmlab.cli import command_line, plain_errors
 from mmvttt.openmmlab.config import config_root
 
 # Tables: the properties that their rows share, and the metrics in their last columns.

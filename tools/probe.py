@@ -15,8 +15,7 @@ example: python tools/probe.py vit_small_patch16_dinov3 pictures/train pictures/
 import argparse
 from pathlib import Path
 
-from mmvttt.openmmlab.analysis.probe import probe_models
-from mmvttt.openmmlab.cli import (
+from mmvttt.cli import (
     add_cfg_options,
     add_shape,
     command_line,
@@ -25,6 +24,7 @@ from mmvttt.openmmlab.cli import (
     plain_errors,
     positive,
 )
+from mmvttt.openmmlab.analysis.probe import probe_models
 
 
 def parse_args() -> argparse.Namespace:

@@ -23,6 +23,15 @@ from queue import Queue
 import torch
 
 from mmvttt.checkpoints.atomic_write import write_whole
+from mmvttt.cli import (
+    Options,
+    add_cfg_options,
+    add_config,
+    command_line,
+    new_folder,
+    plain_errors,
+    positive,
+)
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.sweep import (
     Run,
@@ -33,15 +42,6 @@ from mmvttt.openmmlab.analysis.sweep import (
     table_of,
     variants_of,
     write_csv,
-)
-from mmvttt.openmmlab.cli import (
-    Options,
-    add_cfg_options,
-    add_config,
-    command_line,
-    new_folder,
-    plain_errors,
-    positive,
 )
 from mmvttt.openmmlab.reliability.run_lock import RunLock
 

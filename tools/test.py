@@ -7,8 +7,7 @@ example: python tools/test.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoc
 import argparse
 import os
 
-from mmvttt.openmmlab.apis.evaluate import evaluate
-from mmvttt.openmmlab.cli import (
+from mmvttt.cli import (
     add_cfg_options,
     add_config,
     add_exported,
@@ -18,6 +17,7 @@ from mmvttt.openmmlab.cli import (
     new_folder,
     plain_errors,
 )
+from mmvttt.openmmlab.apis.evaluate import evaluate
 
 
 def parse_args() -> argparse.Namespace:

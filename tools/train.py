@@ -6,14 +6,8 @@ example: python tools/train.py configs/maskrcnn_vittt_s_1x.py --amp --resume
 import argparse
 import os
 
+from mmvttt.cli import add_cfg_options, add_config, add_launcher, command_line, plain_errors
 from mmvttt.openmmlab.apis.train import train
-from mmvttt.openmmlab.cli import (
-    add_cfg_options,
-    add_config,
-    add_launcher,
-    command_line,
-    plain_errors,
-)
 
 
 def parse_args() -> argparse.Namespace:

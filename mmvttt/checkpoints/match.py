@@ -143,29 +143,17 @@ def require_match(
         prefix: Only tensors with this prefix count, by the rest of their names.
 
     Raises:
-        CheckpointMismatchError: Fewer than a tenth of the module's tensors match. The message lists
-            the file's prefixes and the right one, if any.
+        CheckpointMismatchError: Fewer than a tenth of the module's tensors match.
     """
     report = compare(module, under(weights, prefix))
     size, least = len(module.state_dict()), least_matched(module)
     if len(report.matched) >= least:
         return report
-    parts = (name.split('.') for name in weights)
-    prefixes = {'.'.join(p[:i]) + '.' for p in parts for i in range(1, len(p))} | {''}
-    fits = {p: len(compare(module, under(weights, p)).matched) for p in prefixes}
-    # The shortest of several prefixes.
-    best = max(sorted(fits, key=lambda p: (p.count('.'), p)), key=fits.__getitem__)
     advice = 'give the checkpoint of this architecture'
     if 2 * len(report.mismatched) >= size:
         advice = (
             f'{len(report.mismatched)} have the names of this model in other shapes, '
             f'{report.mismatched[0]}: build the model in the size of the checkpoint'
-        )
-    elif fits[best] >= least:
-        advice = (
-            f'write prefix={best!r}: {fits[best]} tensors match then'
-            if best
-            else 'leave prefix out: the names match without it'
         )
     heads = Counter(name.partition('.')[0] for name in weights)
     listed = ', '.join(f'{head}. ({count})' for head, count in heads.most_common(_LISTED))

@@ -25,8 +25,6 @@ from .sources import shown
 _HASH_DIGITS = 8
 _LISTED = 8
 _SUFFIXES = ('.pth', '.safetensors')
-# Entries of `meta` with class names; the rest is about the machine and the run.
-_KEPT_META = ('dataset_meta',)
 
 
 def describe_checkpoint(path: str | os.PathLike[str], depth: int = 2) -> str:
@@ -108,8 +106,9 @@ def publish_checkpoint(
         # Not what fp16 has no numbers for, such as the variance of large activations.
         if half and weight.dtype == torch.float32 and weight.half().isfinite().all():
             published[name] = weight.detach().half()
-    meta = {key: value for key, value in _meta(content).items() if key in _KEPT_META}
-    meta['mmvttt_version'] = __version__
+    # The rest is about the machine and the run.
+    classes = {key: value for key, value in _meta(content).items() if key == 'dataset_meta'}
+    meta = dict(classes, mmvttt_version=__version__)
     if out.suffix == '.pth':
         buffer = io.BytesIO()
         torch.save({'state_dict': published, 'meta': meta}, buffer)

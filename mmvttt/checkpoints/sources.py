@@ -8,6 +8,8 @@ import logging
 import os
 import re
 from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -147,19 +149,24 @@ def _from_hub(name: str) -> list[str]:
     """The weights of a model of the hub, from the cache or downloaded."""
     from huggingface_hub import snapshot_download
 
-    try:
+    with _hub_errors(f'hf-hub:{name}', 'its folder'):
         if cached := _cached(name):
             return _in_folder(cached)
         patterns = ['*config.json', 'model*.safetensors', 'model.safetensors.index.json']
         return _in_folder(Path(snapshot_download(name, allow_patterns=patterns)))
+
+
+@contextmanager
+def _hub_errors(source: str, remedy: str) -> Iterator[None]:
+    try:
+        yield
     except CheckpointError:
         raise
     except Exception as error:
         # Many classes of errors are raised without a network.
         raise CheckpointError(
-            f"'hf-hub:{name}' is not in the local cache and cannot be downloaded "
-            f'({first_line(error)}); on a machine without a network give '
-            'its folder'
+            f'{source!r} cannot be downloaded ({first_line(error)}); on a machine without a '
+            f'network give {remedy}'
         ) from error
 
 
@@ -193,14 +200,9 @@ def _from_timm(name: str) -> str:
             f"timm's hub has no weights {name!r}: give a name of timm.list_pretrained(), such as "
             "'timm://vit_small_patch16_dinov3.lvd1689m'"
         )
-    try:
+    remedy = f'the file, model.safetensors of https://huggingface.co/{config.hf_hub_id}'
+    with _hub_errors(f'{_TIMM}{name}', remedy):
         return hf_hub_download(config.hf_hub_id, config.hf_hub_filename or 'model.safetensors')
-    except Exception as error:
-        # Many classes of errors are raised without a network.
-        raise CheckpointError(
-            f"'{_TIMM}{name}' cannot be downloaded ({first_line(error)}); on a machine without a "
-            f'network give the file, model.safetensors of https://huggingface.co/{config.hf_hub_id}'
-        ) from error
 
 
 def _download(url: str, path: str) -> None:

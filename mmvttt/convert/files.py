@@ -49,16 +49,12 @@ def convert_checkpoint(
     Raises:
         CheckpointError: See `read_weights`, `to_ours` and `to_public`.
     """
-    if to not in _OF_DIT:
-        raise ValueError(f'to={to!r}: choose one of {list(_OF_DIT)}.')
     content = read_content(source)
     weights = named_tensors(content, os.fspath(source), ema)
     dit = is_dit(weights)
     directions: Any = _OF_DIT if dit else _DIRECTIONS
     if to not in directions:
-        raise CheckpointError(
-            f'to={to!r} is for the weights of a DiT alone: choose ours or public.'
-        )
+        raise CheckpointError(f'to={to!r}: these weights convert to {" or ".join(directions)}.')
     size = latent_size(content, weights) if dit and sample_size is None else sample_size
     options = dict(sample_size=size) if dit and to == 'public' else {}
     if sample_size is not None and not options:

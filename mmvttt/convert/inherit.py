@@ -60,7 +60,6 @@ _DROPPED = (
     (r'dist_token$', 'a distillation token: T⁵ pools the patches'),
     (r'head(\.layers\.head)?_dist\.', 'the head of the distillation token'),
 )
-_NOTHING = torch.empty(0, 0, 0, 0, 0)
 
 
 @dataclass
@@ -197,9 +196,9 @@ def inherit_timm(weights: StateDict, model: str, without: str | None = None) -> 
         else:
             result.dropped[name] = 'no part of the backbone'
     wrong = [
-        n
-        for n in expected
-        if n not in result.new and named.get(n, _NOTHING).shape != expected[n].shape
+        name
+        for name, value in expected.items()
+        if name not in result.new and (name not in named or named[name].shape != value.shape)
     ]
     if wrong:
         raise CheckpointMismatchError(
@@ -264,11 +263,10 @@ def inherit_checkpoint(
         CheckpointError: See `read_weights`, `inherit_vit` and `inherit_timm`.
     """
     weights = read_weights(source, ema=ema, key=key)
-    result = (
-        inherit_timm(weights, model, without)
-        if model
-        else inherit_vit(weights, img_size=img_size, without=without)
-    )
+    if model is not None:
+        result = inherit_timm(weights, model, without)
+    else:
+        result = inherit_vit(weights, img_size=img_size, without=without)
     weights = {f'backbone.{name}': value for name, value in result.weights.items()} | result.head
     name = f'{model or "T5"}, inherited'
     meta = dict(mmvttt_version=__version__, model=name, source=Path(source).name)
@@ -281,14 +279,11 @@ def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
     """All tensors by our names, and the layers that LayerScales multiply; folds nothing yet."""
     marks = sorted((n for n in weights if n.endswith(_MARKS)), key=len)
     if not marks:
-        if any(name.endswith('blocks.0.mixer.qkv.weight') for name in weights):
-            raise CheckpointMismatchError(
-                "These are weights of mmvttt already: load them with type='Pretrained'."
-            )
         begin = ', '.join(sorted({'.'.join(name.split('.')[:2]) for name in weights})[:6])
         raise CheckpointMismatchError(
             f'This is not a ViT of timm or mmpretrain: no name ends in {" or ".join(_MARKS)}; they '
-            f'begin with {begin}. Give the checkpoint of a ViT or DeiT.'
+            f"begin with {begin}. Give the checkpoint of a ViT or DeiT; mmvttt's own are loaded "
+            "with type='Pretrained'."
         )
     prefix = next(marks[0].removesuffix(m) for m in _MARKS if marks[0].endswith(m))
     result, scales = Inheritance(), {}

@@ -60,19 +60,15 @@ def find_layout(weights: Mapping[str, Tensor], public: bool) -> Layout:
         weights: Named tensors.
         public: Whether the names are the public ones, or ours.
     """
-    marks, others = (_PUBLIC_MARKS, _OUR_MARKS) if public else (_OUR_MARKS, _PUBLIC_MARKS)
+    marks = _PUBLIC_MARKS if public else _OUR_MARKS
     marked = sorted((name for name in weights if name.endswith(marks)), key=len)
     if not marked:
-        if any(name.endswith(others) for name in weights):
-            there = 'mmvttt' if public else 'public'
-            raise CheckpointError(
-                f'These are {there} names already, which need no conversion to them: choose the '
-                'other direction.'
-            )
+        kind = 'public' if public else 'mmvttt'
         begin = sorted({'.'.join(name.split('.')[:2]) for name in weights})[:6]
         raise CheckpointError(
-            f'This is neither a ViT³, an H-ViT³ nor a T⁵: none ends in {" or ".join(marks)}; names '
-            f'begin with {", ".join(begin)}. Give a checkpoint of one of these models.'
+            f'This has not the {kind} names of a ViT³, an H-ViT³ or a T⁵: none ends in '
+            f'{" or ".join(marks)}; names begin with {", ".join(begin)}. Give a checkpoint of one '
+            'of these models, or choose the other direction.'
         )
     stem = next(marked[0].removesuffix(m) for m in marks if marked[0].endswith(m))
     hierarchical = re.fullmatch(r'(.*?)(?:layers|stages)\.0\.', stem)

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx.experimental import _config as fx_config
 
-from mmvttt.arguments import check_new_file
 from mmvttt.checkpoints.atomic_write import replacing
 from mmvttt.errors import UsageError, first_line
+from mmvttt.outputs import check_new_file
 from ttt_kernels import decompositions
 
 from .compare import Runs, as_sequence

@@ -11,8 +11,10 @@ from typing import Any
 
 from mmengine.config import Config
 
+from ..cli import EXPLAIN
 from ..distributions import extra, overlaid
 from ..errors import UsageError, suggest
+from .build_errors import explain_build
 
 # Scopes of toolboxes, and mmengine's names for them if they are missing.
 _TOOLBOXES = {'mmdet': 'mmdet', 'mmseg': 'mmsegmentation', 'mmpretrain': 'mmpretrain'}
@@ -25,6 +27,10 @@ _READ = (
 _DICTS = ('model', 'data_preprocessor', 'optim_wrapper', 'default_hooks', 'env_cfg', *(
     f'{split}_{kind}' for split in ('train', 'val', 'test') for kind in ('dataloader', 'cfg')
 ))  # fmt: skip
+
+
+# Of what is built from a config.
+EXPLAIN.append(explain_build)
 
 
 def load_config(
@@ -55,14 +61,20 @@ def load_config(
     """
     if (problem := overlaid()) is not None:
         raise UsageError(problem)
-    if launcher == 'none':
-        _require_one_process()
+    # Only torchrun sets the second variable.
+    processes = int(os.environ.get('WORLD_SIZE') or 1)
+    if launcher == 'none' and 'TORCHELASTIC_RUN_ID' in os.environ and processes > 1:
+        raise UsageError(
+            f'started by torchrun, {processes} processes (WORLD_SIZE) that would each do the same: '
+            'add --launcher pytorch, or start one process without torchrun'
+        )
     path = find_config(config)
     if path is None or not path.is_file():
+        close = suggest(Path(config).stem, config_names())
         raise UsageError(
-            f"there is no config '{config}' (looked for {os.path.abspath(config)})"
-            f'{_closest(config)}; give the path of a .py file, or the name of one in '
-            f'{config_root()} such as maskrcnn_vittt_s_1x'
+            f"there is no config '{config}' (looked for {os.path.abspath(config)}){close}; give "
+            f'the path of a .py file, or the name of one in {config_root()} such as '
+            'maskrcnn_vittt_s_1x'
         )
     try:
         cfg = Config.fromfile(path)
@@ -73,13 +85,11 @@ def load_config(
         raise
     except (SyntaxError, OSError, ValueError) as error:
         raise UsageError(f"the config '{config}' cannot be read: {error}") from error
-    except KeyError as error:
-        if 'Duplicate key' not in str(error):
+    except (KeyError, TypeError) as error:
+        # mmengine's own errors of merging; others are of the config's own code.
+        if not any(words in str(error) for words in ('Duplicate key', '_delete_')):
             raise
-        raise UsageError(
-            f"the config '{config}' cannot be read: {error.args[0]}; inherit one of these "
-            'bases alone'
-        ) from error
+        raise UsageError(f"the config '{config}' cannot be merged: {error.args[0]}") from error
     except ImportError as error:
         # A base from a missing toolbox; mmengine names its distribution.
         toolbox = next((s for s, name in _TOOLBOXES.items() if name in str(error)), None)
@@ -89,12 +99,6 @@ def load_config(
             f"the config '{config}' inherits from {toolbox}, which is missing: "
             f"pip install 'mmvttt[{extra(toolbox)}]'"
         ) from error
-    except TypeError as error:
-        # mmengine's error for merging a dict with something else; else one in the config's own
-        # code.
-        if '_delete_' not in str(error):
-            raise
-        raise UsageError(f"the config '{config}' cannot be merged: {error}") from error
     for key in _DICTS:
         if not isinstance(cfg.get(key), dict | None):
             raise UsageError(f"{key}={cfg[key]!r} in the config '{config}': give a dict")
@@ -153,16 +157,6 @@ def _require_read(cfg: Config, option: str) -> None:
     )
 
 
-def _require_one_process() -> None:
-    # torchrun alone sets the first.
-    processes = int(os.environ.get('WORLD_SIZE') or 1)
-    if 'TORCHELASTIC_RUN_ID' in os.environ and processes > 1:
-        raise UsageError(
-            f'started by torchrun, {processes} processes (WORLD_SIZE) that would each do the same: '
-            'add --launcher pytorch, or start one process without torchrun'
-        )
-
-
 def _has_own_code(cfg: Config) -> bool:
     """Whether a config imports code of its user, which may read any name."""
     imports = (cfg.get('custom_imports') or {}).get('imports') or ()
@@ -210,10 +204,6 @@ def config_names() -> list[str]:
     return sorted(path.stem for path in config_root().glob('*.py'))
 
 
-def _closest(name: str | os.PathLike[str]) -> str:
-    return suggest(Path(name).stem, config_names())
-
-
 def config_root() -> Path:
     """The folder of mmvttt's configs, in the installed package or in a clone."""
     package = Path(__file__).parents[1]
@@ -231,5 +221,6 @@ def own_config(name: str) -> Path:
     path = root / name
     # A name must stay inside the folder.
     if not path.is_file() or '..' in path.parts or Path(name).is_absolute():
-        raise FileNotFoundError(f"mmvttt has no config '{name}' (looked in {root}){_closest(name)}")
+        close = suggest(path.stem, config_names())
+        raise FileNotFoundError(f"mmvttt has no config '{name}' (looked in {root}){close}")
     return path

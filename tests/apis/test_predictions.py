@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mmvttt.deploy.runtime import OnnxFile, open_exported
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.models import samples_of
-from mmvttt.openmmlab.apis import inference
+from mmvttt.openmmlab.apis import file_inference
 from mmvttt.openmmlab.apis.export import (
     _compare_predictions,
     _match,
@@ -180,7 +180,7 @@ def test_a_file_predicts_in_place_of_a_detector(
     meta = dict(dataset_meta=dict(classes=('a', 'b', 'c'), palette=[]))
     torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'w.pth')
     file = Eager(predictor(model), SIZE)
-    monkeypatch.setattr(inference, 'open_exported', lambda *_: file)
+    monkeypatch.setattr(file_inference, 'open_exported', lambda *_: file)
     rng = np.random.default_rng(0)
     # Twice the size of the file, so that nothing is padded and both see the same pixels.
     image = rng.integers(0, 255, (192, 256, 3)).astype(np.uint8)
@@ -235,7 +235,7 @@ def described(cfg: Config, make: Any, size: tuple[int, int] | None, folder: Path
     said = []
     for path in (None, 'file.onnx'):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(inference, 'open_exported', lambda *_: Eager(make(model), size))
+            patch.setattr(file_inference, 'open_exported', lambda *_: Eager(make(model), size))
             lines = open_model(cfg, folder / 'w.pth', file=path).predict(image[..., ::-1]).lines
         pairs = (line.split() for line in lines)
         said.append({name: float(number.rstrip('%')) for name, number in pairs})

@@ -16,10 +16,10 @@ from mmengine.runner import EpochBasedTrainLoop
 from PIL import Image
 
 from mmvttt.checkpoints.read import read_content
+from mmvttt.cli import plain_errors
 from mmvttt.errors import CheckpointMismatchError, UsageError
 from mmvttt.openmmlab.apis.evaluate import _dump, enable_tta, evaluate, show_predictions
 from mmvttt.openmmlab.apis.train import enable_amp, enable_auto_scale_lr
-from mmvttt.openmmlab.cli import plain_errors
 from mmvttt.openmmlab.config import load_config
 from mmvttt.openmmlab.reliability import AnomalyHook, TopologyHook, add_protection
 

@@ -92,7 +92,7 @@ WORDS = {
     ('image_demo', DEMO, 'other.pth', 'text.txt'): ("'text.txt'", 'not images'),
     ('analyze_logs', 'empty'): ('empty', '--work-dir'),
     ('publish_checkpoint', 'other.pth', 'out.txt'): ("'out.txt'", '.pth'),
-    ('convert_checkpoint', 'other.pth', 'out.pth'): ('neither a ViT³', 'encoder.weight'),
+    ('convert_checkpoint', 'other.pth', 'out.pth'): ('names of a ViT³', 'encoder.weight'),
     ('get_flops', 'nothing.py'): ('has no model',),
     ('get_flops', QUICK[0], '--cfg-options', 'pretrained=True'): ("{'pretrained': True}: No",),
     ('get_flops', 'vit_tiny_patch16_224', '--cfg-options', 'num_heads=5'): ("{'num_heads': 5}: ",),
@@ -132,11 +132,11 @@ FOLDERS = (
 
 @pytest.mark.parametrize('args', FILES + FOLDERS)
 def test_outputs_are_tried_before_the_work(run: Callable, tools: Any, args: tuple) -> None:
-    assert "text.txt' is not a folder" in run(*args, 'text.txt/new/out.pth', status=2)
+    assert "text.txt', which is not a folder" in run(*args, 'text.txt/new/out.pth', status=2)
     if args in FILES:
         assert "'empty' is not a file" in run(*args, 'empty', status=2)
     else:
-        assert "text.txt' is not a folder" in run(*args, 'text.txt', status=2)
+        assert "text.txt', which is not a folder" in run(*args, 'text.txt', status=2)
     # In place of a folder's permissions, which do not bind root.
     tools.patch.setattr('os.access', lambda *_: False)
     assert 'is read-only' in run(*args, 'empty/new/out.pth', status=2)
@@ -153,7 +153,7 @@ def test_outputs_are_tried_before_the_work_from_python(tmp_path: Path) -> None:
         partial(probe_models, 'no_model', tmp_path, tmp_path, out=file),
     ]
     for case in cases:
-        with pytest.raises(UsageError, match=r"text\.txt' is not a folder: give another path"):
+        with pytest.raises(UsageError, match=r"text\.txt', which is not a folder"):
             case()
 
 

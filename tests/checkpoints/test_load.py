@@ -107,24 +107,15 @@ def test_adapt_sees_names_without_the_prefix(tmp_path: Path) -> None:
     torch.testing.assert_close(target[2].weight, source[2].weight[:, :4], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ('stored', 'asked', 'message'),
-    [
-        (
-            'backbone.',
-            '',
-            r"a\.pth' has 0 of the 9 tensors of Sequential; its names begin with "
-            r"backbone\. \(9\), head\. \(1\); write prefix='backbone\.': 9 tensors match then",
-        ),
-        ('backbone.', 'neck.', r"under prefix='neck\.'.*prefix='backbone\.'"),
-        ('', 'backbone.', 'leave prefix out'),
-    ],
-)
-def test_wrong_names_say_what_to_do(tmp_path: Path, stored: str, asked: str, message: str) -> None:
-    content = with_prefix(net().state_dict(), stored) | {'head.fc.weight': torch.zeros(1)}
+def test_wrong_names_are_listed(tmp_path: Path) -> None:
+    content = with_prefix(net().state_dict(), 'backbone.') | {'head.fc.weight': torch.zeros(1)}
     torch.save(content, tmp_path / 'a.pth')
+    message = (
+        r"a\.pth' has 0 of the 9 tensors of Sequential under prefix='neck\.'; its names begin with "
+        r'backbone\. \(9\), head\. \(1\)'
+    )
     with pytest.raises(CheckpointMismatchError, match=message):
-        load_pretrained(net(), tmp_path / 'a.pth', prefix=asked)
+        load_pretrained(net(), tmp_path / 'a.pth', prefix='neck.')
 
 
 @pytest.mark.parametrize(

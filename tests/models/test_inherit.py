@@ -271,7 +271,7 @@ def test_the_tool_writes_a_classifier(
     with pytest.raises(SystemExit) as end:
         tool('out/t5.pth', 'x.pth')
     assert end.value.code == 1
-    assert capsys.readouterr().err.startswith('error: These are weights of mmvttt already')
+    assert "mmvttt's own are loaded with type='Pretrained'" in capsys.readouterr().err
     assert not (tmp_path / 'x.pth').exists()
 
 

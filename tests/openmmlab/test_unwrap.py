@@ -6,8 +6,7 @@ from mmengine.model import BaseTTAModel
 from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 
-from mmvttt.openmmlab.engine.amp import backbone_for
-from mmvttt.openmmlab.reliability.weights import require_weights
+from mmvttt.openmmlab.reliability.fit import require_weights
 from mmvttt.openmmlab.unwrap import bare_model
 
 
@@ -37,5 +36,4 @@ def test_augmented_tests_on_several_processes(monkeypatch) -> None:
     model = Detector()
     wrapped = Wrapper(Average(model))
     assert bare_model(model) is bare_model(Average(model)) is bare_model(wrapped) is model
-    assert backbone_for(wrapped, '--amp') is model.backbone
     require_weights(SimpleNamespace(model=wrapped), model.state_dict(), 'a.pth', whole=True)

@@ -27,12 +27,12 @@ from mmvttt.analysis.probe import (
     pooled_features,
     probe,
 )
-from mmvttt.arguments import check_new_folder
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.read import named_tensors, read_content, saved_classes
 from mmvttt.errors import UsageError
 from mmvttt.named_model import image_channels, preprocessed, read_picture
+from mmvttt.outputs import check_new_folder
 
 from ..config import load_config
 from ..registry import MODELS

@@ -7,19 +7,18 @@ from typing import Any
 
 import torch
 from mmengine.config import Config, ConfigDict
-from mmengine.model import is_model_wrapper
-from mmengine.runner import Runner
 
-from mmvttt.arguments import check_new_file, check_new_folder
 from mmvttt.checkpoints.read import read_content, require_same_classes
 from mmvttt.deploy.cuda_graph import replay_cuda_graph
-from mmvttt.deploy.runtime import open_exported
 from mmvttt.errors import UsageError
+from mmvttt.outputs import check_new_file, check_new_folder
 
 from ..config import load_config
 from ..engine.amp import autocast_backbone, backbone_for
+from ..registry import type_name
 from ..reliability.data.annotations import check_data
-from ..reliability.weights import require_weights
+from ..reliability.fit import require_weights
+from ..unwrap import bare_model
 from .file_inference import run_file
 from .train import build_runner, existing
 
@@ -51,7 +50,7 @@ def evaluate(
         amp: Run the backbone in mixed precision, see `autocast_backbone`.
         cuda_graph: Replay the backbone as a CUDA graph, see `mmvttt.deploy.cuda_graph`.
         file: An `.onnx` or `.xml` of `tools/export.py` that predicts in place of the model, see
-            `run_file`; with `amp` OpenVINO computes in bf16.
+            `run_file`.
         config_args: See `load_config`.
 
     Returns:
@@ -71,9 +70,9 @@ def evaluate(
     cfg = load_config(config, needed=_NEEDED, **config_args)
     for folder in filter(None, (cfg.work_dir, show_dir, mistakes)):
         check_new_folder(folder)
-    cfg.load_from, cfg.resume = existing(checkpoint), False
-    kind = cfg.get('runner_type')
-    if str(getattr(kind, '__name__', kind)).rpartition('.')[2] == 'FlexibleRunner':
+    source = existing(checkpoint)
+    cfg.load_from, cfg.resume = source, False
+    if type_name(cfg.get('runner_type')).endswith('FlexibleRunner'):
         # FSDP's checkpoints are whole, and are evaluated as such.
         cfg.pop('runner_type')
     scope = cfg.get('default_scope')
@@ -88,33 +87,26 @@ def evaluate(
     if tta:
         enable_tta(cfg)
     check_data(cfg, ('test',))
-    runner, content = build_runner(cfg), read_content(cfg.load_from)
-    require_weights(runner, content, cfg.load_from, whole=True)
-    metainfo = getattr(runner.test_dataloader.dataset, 'metainfo', {})
-    require_same_classes(content, cfg.load_from, metainfo.get('classes'))
+    runner, content = build_runner(cfg), read_content(source)
+    require_weights(runner, content, source, whole=True)
+    dataset = runner.test_dataloader.dataset
+    require_same_classes(content, source, getattr(dataset, 'metainfo', {}).get('classes'))
+    model = bare_model(runner.model)
     if file is not None:
-        predict_by_file(runner, file, 'bfloat16' if amp else 'float32')
+        parts = getattr(dataset, 'datasets', [dataset])
+        run_file(model, [part.pipeline.transforms for part in parts], file, amp)
     elif amp:
-        autocast_backbone(runner.model)
+        autocast_backbone(model)
     if cuda_graph:
-        replay_cuda_graph(backbone_for(runner.model, '--cuda-graph'))
+        replay_cuda_graph(backbone_for(model, '--cuda-graph'))
     if mistakes is not None:
         from ..analysis.mistakes import Mistakes
 
-        metrics.append(Mistakes(mistakes, scope, runner.test_dataloader.dataset))
+        metrics.append(Mistakes(mistakes, scope, dataset))
     for metric in metrics:
         metric.dataset_meta = runner.test_evaluator.dataset_meta
     runner.test_evaluator.metrics += metrics
     return runner.test()
-
-
-def predict_by_file(runner: Runner, file: str | os.PathLike[str], dtype: str) -> None:
-    """Makes an exported file predict in place of a runner's model, see `run_file`."""
-    model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-    exported = open_exported(file, dtype)
-    dataset = runner.test_dataloader.dataset
-    for part in getattr(dataset, 'datasets', [dataset]):
-        run_file(model, part.pipeline.transforms, exported)
 
 
 def enable_tta(cfg: Config) -> None:

@@ -88,24 +88,20 @@ def exportable(model: nn.Module) -> nn.Module:
     a model of timm as they are.
 
     Raises:
-        UsageError: A segmentor has a cascade of heads, or its head takes more than features.
+        UsageError: A segmentor's logits are no function of features.
     """
     if not hasattr(model, 'extract_feat'):
         part = model
     elif hasattr(model, 'decode_head'):
         head = model.decode_head
-        if isinstance(head, nn.ModuleList):
+        # A cascade, or a head that takes more than features.
+        if isinstance(head, nn.ModuleList) or (
+            sum(p.default is p.empty for p in inspect.signature(head.forward).parameters.values())
+            > 1
+        ):
             raise UsageError(
-                f'{type(model).__name__} has a cascade of decode heads, so its logits cannot be '
-                'exported; --predictions writes its label map'
-            )
-        needed = [
-            p for p in inspect.signature(head.forward).parameters.values() if p.default is p.empty
-        ]
-        if len(needed) > 1:
-            raise UsageError(
-                f'{type(head).__name__} takes more than features ({needed[1].name}), so it cannot '
-                'be exported up to its logits; --predictions writes its label map'
+                f'the logits of {type(head).__name__} are no function of features, so they cannot '
+                'be exported; --predictions writes the label map'
             )
         part = Part(model, _logits, 'backbone.', 'neck.', 'decode_head.')
     elif getattr(model, 'head', None) is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -11,20 +12,27 @@ import torch.nn.functional as F
 from mmengine.structures import InstanceData, PixelData
 from torch import Tensor, nn
 
-from mmvttt.deploy.runtime import ExportedFile, require_same_preparation
+from mmvttt.deploy.runtime import open_exported, require_same_preparation
 from mmvttt.errors import UsageError
 
 
-def run_file(model: nn.Module, transforms: list[Any], file: ExportedFile) -> None:
-    """Makes a model of mmdet, mmsegmentation or mmpretrain predict by a file.
+def run_file(
+    model: nn.Module,
+    pipelines: Iterable[list[Any]],
+    path: str | os.PathLike[str],
+    amp: bool = False,
+) -> None:
+    """Makes a model of mmdet, mmsegmentation or mmpretrain predict by an `.onnx` or `.xml`.
 
-    For a file of one size, `Resize` among the transforms of its pipeline is replaced: the image is
-    resized to fit into it, and filled with zeros at the right and below.
+    For a file of one size, `Resize` among the transforms of the pipelines is replaced: the image is
+    resized to fit into it, and filled with zeros at the right and below. With `amp` OpenVINO
+    computes in bf16.
 
     Raises:
-        UsageError: The file has a detector's maps; later, an image does not fit into a file of one
-            size.
+        UsageError: The file cannot be used, or has a detector's maps; later, an image does not fit
+            into a file of one size.
     """
+    file = open_exported(path, 'bfloat16' if amp else 'float32')
     require_same_preparation(file, model.data_preprocessor)
     if hasattr(model, 'decode_head'):
         predict = _segments
@@ -59,7 +67,7 @@ def run_file(model: nn.Module, transforms: list[Any], file: ExportedFile) -> Non
         return results
 
     model.predict = fitted
-    if file.size is not None:
+    for transforms in pipelines if file.size is not None else ():
         for i, step in enumerate(transforms):
             if type(step).__name__ == 'Resize':
                 transforms[i] = _Fit(step, file.size)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,6 @@ from PIL import Image, ImageOps
 from mmvttt.checkpoints.load import require_whole
 from mmvttt.checkpoints.read import named_tensors, read_content
 from mmvttt.checkpoints.sources import without_password
-from mmvttt.deploy.runtime import open_exported
 from mmvttt.errors import UsageError
 
 from ..engine.amp import autocast_backbone
@@ -105,36 +106,30 @@ def require_images(
     Raises:
         UsageError: A file is not an image, or a picture would be written over a file.
     """
+    stems = Counter(Path(image).stem for image in images)
     for image in images:
-        if not Path(image).is_file():
-            raise UsageError(f'there is no image {os.fspath(image)!r}')
         require_image(image)
         if Path(image).resolve().parent == Path(out_dir).resolve():
             raise UsageError(
                 f'the picture would be written over {os.fspath(image)!r}: give another --out'
             )
-    stems = [Path(image).stem for image in images]
-    for image, stem in zip(images, stems, strict=True):
-        if stems.count(stem) > 1:
-            raise UsageError(
-                f'several images are called {stem!r}: {os.fspath(image)!r} and another; a picture '
-                'would be written over the other: show one at a time, with --out'
-            )
+        if stems[stem := Path(image).stem] > 1:
+            raise UsageError(f'several images are called {stem!r}: show one at a time, with --out')
 
 
 def require_image(path: str | os.PathLike[str], max_pixels: int | None = None) -> None:
-    """Raises a UsageError if a file is not an image, is damaged or has more than `max_pixels`.
+    """Raises a UsageError if a file is missing, no image, damaged or of more than `max_pixels`.
 
     The content decides about the format, not the name. Formats for which Pillow would start another
     program (EPS) are refused.
     """
+    if not os.path.isfile(path):
+        raise UsageError(f'there is no image {os.fspath(path)!r}')
     if max_pixels is not None:
-        try:
-            # The header alone: a file of some kilobytes can hold gigabytes of pixels.
-            with Image.open(path, formats=FORMATS) as image:
-                width, height = image.size
-        except Exception:
-            width = height = 0  # named below
+        width = height = 0
+        # The header alone: a file of some kilobytes can hold gigabytes of pixels.
+        with suppress(Exception), Image.open(path, formats=FORMATS) as image:
+            width, height = image.size
         if width * height > max_pixels:
             raise UsageError(
                 f'{Path(path).name!r} has {width}×{height} pixels, and {max_pixels:,} are allowed: '
@@ -197,7 +192,14 @@ def open_model(
         UsageError: The config is of another toolbox or has no model, or the file cannot be used.
         CheckpointError: The checkpoint cannot be read, or would leave parameters at random.
     """
-    scope = _require_scope(config)
+    refuse_diffusion(config, 'tools/generate.py draws images with it')
+    scope = config.get('default_scope')
+    if scope not in _PREDICTORS:
+        raise UsageError(
+            f'default_scope is {scope!r}: images are shown by {", ".join(_PREDICTORS)}'
+        )
+    if 'model' not in config:
+        raise UsageError('the config has no model')
     # Toolboxes log it.
     source = without_password(os.fspath(checkpoint))
     # The errors of the toolboxes for another file do not name it.
@@ -207,23 +209,10 @@ def open_model(
     predictor = _PREDICTORS[scope](config, source, device, _dataset_meta(content))
     require_whole(predictor.run.model, weights, source)
     if file is not None:
-        exported = open_exported(file, 'bfloat16' if amp else 'float32')
-        run_file(predictor.run.model, predictor.run.pipeline.transforms, exported)
+        run_file(predictor.run.model, [predictor.run.pipeline.transforms], file, amp)
     elif amp:
         autocast_backbone(predictor.run.model)
     return predictor
-
-
-def _require_scope(config: Config) -> str:
-    refuse_diffusion(config, 'tools/generate.py draws images with it')
-    scope = config.get('default_scope')
-    if scope not in _PREDICTORS:
-        raise UsageError(
-            f'default_scope is {scope!r}: images are shown by {", ".join(_PREDICTORS)}'
-        )
-    if 'model' not in config:
-        raise UsageError('the config has no model')
-    return scope
 
 
 class Predictor:
@@ -299,7 +288,6 @@ class _Segmentor(Predictor):
         labels = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int64)
         shares = np.bincount(labels.ravel(), minlength=len(self.classes)) / labels.size
         lines = [f'{self.classes[i]} {shares[i]:.1%}' for i in np.argsort(-shares) if shares[i]]
-
         draw = partial(_drawn, self.run.visualizer, image, sample)
         return Prediction(self.classes, None, labels, None, None, lines, draw)
 
@@ -339,8 +327,6 @@ _PREDICTORS: dict[str, Callable[[Config, str, str, Mapping], Predictor]] = {
 def _pixels(image: Photo) -> np.ndarray:
     """An image as pixels `(H, W, 3)`, uint8, BGR."""
     if isinstance(image, str | os.PathLike):
-        if not Path(image).is_file():
-            raise UsageError(f'there is no image {os.fspath(image)!r}')
         require_image(image)
         return mmcv.imread(os.fspath(image))
     if isinstance(image, Image.Image):

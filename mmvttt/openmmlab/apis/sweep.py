@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mmvttt.checkpoints.atomic_write import write_whole
+from mmvttt.cli import plain_errors
 
 from ..analysis.sweep import (
     RESULT,
@@ -26,7 +27,6 @@ from ..analysis.sweep import (
     result_of,
     setting_of,
 )
-from ..cli import plain_errors
 from .train import train
 
 

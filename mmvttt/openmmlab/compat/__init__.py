@@ -67,7 +67,7 @@ PATCHES = tuple(Patch(*row) for row in (
     ('fsdp-cpu', 'mmengine.model.wrappers.fully_sharded_distributed',
      'launcher:shard_without_devices',
      'mmengine hands the index of a GPU to FSDP for a model that trains on the CPU'),
-    ('amp-cpu', 'mmengine.optim.optimizer.amp_optimizer_wrapper', 'amp:autocast_on_cpu',
+    ('amp-cpu', 'mmengine.optim.optimizer.amp_optimizer_wrapper', 'launcher:autocast_on_cpu',
      'AmpOptimWrapper asserts that there is a GPU'),
 ))  # fmt: skip
 _outcomes: dict[str, Outcome] = {}

@@ -1,10 +1,10 @@
-"""Distributed training without a GPU: gloo for launcher 'pytorch', DDP and FSDP without devices."""
+"""Training without a GPU: gloo for launcher 'pytorch', DDP and FSDP without devices, bf16."""
 
 from __future__ import annotations
 
 import atexit
 import sys
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -94,4 +94,16 @@ def shard_without_devices() -> str | None:
         original(self, _without_sync_bn(module), *args, **kwargs)
 
     replace(MMFullyShardedDataParallel, '__init__', init)
+    return None
+
+
+def autocast_on_cpu() -> str | None:
+    """Lets AmpOptimWrapper be built without a GPU; mmengine's autocast does bf16 there."""
+    from mmengine.optim.optimizer import amp_optimizer_wrapper as amp
+
+    if amp.is_cuda_available() or amp.is_npu_available() or amp.is_mlu_available():
+        return 'there is a GPU'
+    # Changes only this module's view of the machine: its assertion, and its loss scaler's device.
+    replace(amp, 'is_cuda_available', lambda: True)
+    replace(amp, 'GradScaler', partial(torch.amp.GradScaler, 'cpu'))
     return None

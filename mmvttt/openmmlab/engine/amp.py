@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from mmvttt.errors import UsageError
 
 from ..registry import OPTIM_WRAPPERS
-from ..unwrap import bare_model
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -70,12 +69,12 @@ def autocast_backbone(model: nn.Module) -> None:
 
 
 def backbone_for(model: nn.Module, option: str) -> nn.Module:
-    """The backbone of a model, for an `option` about it.
+    """The backbone of a model without wrappers, for an `option` about it.
 
     Raises:
         UsageError: The model has none.
     """
-    backbone = getattr(bare_model(model), 'backbone', None)
+    backbone = getattr(model, 'backbone', None)
     if not isinstance(backbone, nn.Module):
         raise UsageError(f'{option}: {type(model).__name__} has no backbone; leave {option} out')
     return backbone

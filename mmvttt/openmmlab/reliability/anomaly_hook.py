@@ -103,21 +103,16 @@ class AnomalyHook(Hook):
 
     def require_finite(self) -> None:
         """Raises an AnomalyError on all ranks if a loss since the last check was not finite."""
-        first = self._first_bad()
-        if first is not None:
+        if (first := self._first_bad()) is not None:
             self._report_late(*first)
 
     def _report_late(self, step: _Step, rank: int) -> None:
-        message = _describe(step, rank)
-        if rank == get_rank():
-            message += f' Images of this batch: {", ".join(step.images)}.'
-        message += (
-            ' The weights have been updated since then. To see which module was the first, resume '
-            "from the last checkpoint with custom_hooks=[dict(type='mmvttt.AnomalyHook', "
-            'interval=1)].'
+        images = f' Images of this batch: {", ".join(step.images)}.' if rank == get_rank() else ''
+        self._end(
+            f'{_describe(step, rank)}{images} The weights have been updated since then. To see '
+            'which module was the first, resume from the last checkpoint with '
+            "custom_hooks=[dict(type='mmvttt.AnomalyHook', interval=1)]."
         )
-        print_log(message, 'current', logging.ERROR)
-        self._end(message)
 
     def _remember(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         if model.training and kwargs.get('mode') == 'loss':
@@ -135,8 +130,7 @@ class AnomalyHook(Hook):
         on_cpu = next(iter(terms.values())).device.type == 'cpu'
         if len(self._steps) < (self.interval or (1 if on_cpu else _GPU_INTERVAL)):
             return
-        first = self._first_bad()
-        if first is None:
+        if (first := self._first_bad()) is None:
             return
         if first[0] is not step:
             self._report_late(*first)
@@ -148,8 +142,6 @@ class AnomalyHook(Hook):
             inputs = list(bad_inputs(args, kwargs, step.images))
             images = f'Images of this batch: {", ".join(step.images)}.'
             message = ' '.join([message, images, *bad_weights(model), *(inputs or [module])])
-            # To the log file too: ranks other than 0 show only errors on the screen.
-            print_log(message, 'current', logging.ERROR)
         self._end(message)
 
     def _first_bad(self) -> tuple[_Step, int] | None:
@@ -172,6 +164,8 @@ class AnomalyHook(Hook):
 
     def _end(self, message: str) -> None:
         self._release()
+        # To the log file too: ranks other than 0 show only errors on the screen.
+        print_log(message, 'current', logging.ERROR)
         # The first rank to exit may end the others before they have reported.
         barrier()
         raise AnomalyError(message)
@@ -179,12 +173,9 @@ class AnomalyHook(Hook):
 
 def _describe(step: _Step, rank: int) -> str:
     total = total_loss(step.terms)
+    here = f' on rank {rank} of {get_world_size()}' if get_world_size() > 1 else ''
     if torch.isfinite(total):
-        return (
-            f'The loss of rank {rank} is not finite at {step.text}: see the message of that '
-            f'rank. Here, on rank {get_rank()}, it is {total.item():.6g}.'
-        )
-    here = f' on rank {get_rank()} of {get_world_size()}' if get_world_size() > 1 else ''
+        return f'The loss is not finite at {step.text}{here}: see the message of that rank.'
     bad = [f'{n} = {t.item()}' for n, t in step.terms.items() if not torch.isfinite(t)]
     good = [f'{n} = {t.item():.6g}' for n, t in step.terms.items() if torch.isfinite(t)]
     terms = ', '.join(bad) or f'the sum of its terms is {total.item()}'

@@ -156,8 +156,8 @@ class CheckpointHook(hooks.CheckpointHook):
     def save_before_error(self, runner: Runner) -> None:
         """Saves the steps so far when a single process ends on a data error."""
         # During validation the weights may be the averaged ones, and other ranks could not join.
-        training = self._requests.listening and runner.model.training
-        if training and get_world_size() == 1 and isinstance(runner, Runner) and _updated(runner):
+        alone = get_world_size() == 1 and isinstance(runner, Runner)
+        if alone and self._requests.listening and runner.model.training and _updated(runner):
             self._save_now(runner, runner.iter)
 
     def _folder(self, runner: Runner) -> str:

@@ -45,12 +45,12 @@ _UNSAVED = {
 def unsaved_state(part: Any) -> str | None:
     """Which part of a model's config has state that no checkpoint keeps, or None."""
     if isinstance(part, dict):
-        name = type_name(part['type']).rpartition('.')[2] if 'type' in part else ''
+        name = type_name(part.get('type')).rpartition('.')[2]
         if name in _UNSAVED:
             return f'no checkpoint of {name} has {_UNSAVED[name]}'
         part = list(part.values())
     reasons = map(unsaved_state, part) if isinstance(part, list | tuple) else ()
-    return next((reason for reason in reasons if reason is not None), None)
+    return next(filter(None, reasons), None)
 
 
 def make_exact(cfg: Config) -> str | None:
@@ -72,15 +72,13 @@ def make_exact(cfg: Config) -> str | None:
         return 'its data set or sampler is an object, not a config'
     loop.pop('by_epoch', None)
     loop.type = _LOOPS[kind]
-    loader.dataset = ConfigDict(
-        type='mmvttt.SeededDataset',
-        dataset=loader.dataset,
-        skip_bad_samples=cfg.get('skip_bad_samples', 0),
-    )
+    seeded = dict(type='mmvttt.SeededDataset')
+    skipped = cfg.get('skip_bad_samples', 0)
+    loader.dataset = ConfigDict(seeded, dataset=loader.dataset, skip_bad_samples=skipped)
     held_out = cfg.get('val_dataloader')
     if isinstance(held_out, ConfigDict) and isinstance(held_out.get('dataset'), dict):
         # Called only for its errors.
-        held_out.dataset = ConfigDict(type='mmvttt.SeededDataset', dataset=held_out.dataset)
+        held_out.dataset = ConfigDict(seeded, dataset=held_out.dataset)
     loader.batch_sampler = ConfigDict(
         type='mmvttt.ExactBatchSampler',
         batch_sampler=loader.get('batch_sampler'),
@@ -114,13 +112,11 @@ class ExactBatchSampler(Sampler):
     ) -> None:
         self.sampler = sampler
         self.batch_size = batch_size
-        self.batches = (
-            BatchSampler(sampler, batch_size, drop_last)
-            if batch_sampler is None
-            else registry.DATA_SAMPLERS.build(
+        self.batches = BatchSampler(sampler, batch_size, drop_last)
+        if batch_sampler is not None:
+            self.batches = registry.DATA_SAMPLERS.build(
                 batch_sampler, default_args=dict(sampler=sampler, batch_size=batch_size)
             )
-        )
         self._plan: tuple[int, Key, bool] | None = None
 
     def begin(self, step: int, key: Key, endless: bool) -> None:
@@ -207,10 +203,9 @@ class _ExactLoop(BaseLoop):
                 'data by --cfg-options train_cfg.other_data=True, or start a new training from '
                 'the weights: load_from=CHECKPOINT without --resume'
             )
-        if isinstance(self, ExactEpochLoop) and not (
-            0 <= self._iter - self._epoch * len(self.dataloader) <= len(self.dataloader)
-        ):
-            changed.append(f'epoch {self._epoch} of {len(self.dataloader)} batches')
+        size = len(self.dataloader)
+        if isinstance(self, ExactEpochLoop) and not 0 <= self._iter - self._epoch * size <= size:
+            changed.append(f'epoch {self._epoch} of {size} batches')
         if changed:
             raise ResumeError(
                 f'step {self._iter} of the checkpoint is another position in the data than here '

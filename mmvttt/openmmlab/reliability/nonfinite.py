@@ -32,19 +32,16 @@ def first_bad_module(
 
     def look(called: str, _: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         nonlocal last, description
-        if description:
-            return
         bad = _first_bad(output)
-        if bad is None:
+        if bad is None and not description:
             last = called
-            return
-        inputs = [_summary(t) for t in _tensors((args, kwargs))]
-        shown = '; '.join([*inputs[:_SHOWN], *(['…'] if len(inputs) > _SHOWN else [])])
-        description = (
-            f'The first module that goes non-finite is {called}: its output is {_summary(bad)}; '
-            f'its inputs are {shown or "no tensors"}; the last module before it is '
-            f'{last or "none"}.'
-        )
+        elif bad is not None and not description:
+            inputs = [_summary(t) for t in _tensors((args, kwargs))]
+            description = (
+                f'The first module that goes non-finite is {called}: its output is '
+                f'{_summary(bad)}; its inputs are {"; ".join(inputs[:_SHOWN]) or "no tensors"}; '
+                f'the last module before it is {last or "none"}.'
+            )
 
     buffers = [(b, b.clone()) for b in model.buffers()]
     python, numpy, cpu, cuda = random_numbers
@@ -61,18 +58,20 @@ def first_bad_module(
         try:
             with torch.compiler.set_stance('force_eager'):
                 again = total_loss(loss_terms(model(*args, **kwargs)))
-            otherwise = (
-                'The same forward, repeated, gave a finite loss: an operation is not '
-                'deterministic, or the device is faulty.'
-                if torch.isfinite(again)
-                else 'All modules return finite values: the error is in the loss itself, in the '
-                f'code that computes it in {type(model).__name__} after {last}, the last module.'
-            )
         except Exception as error:
-            otherwise = f'The forward could not be repeated: {type(error).__name__}: {error}.'
-        for buffer, before in buffers:
-            buffer.copy_(before)
-    return description or otherwise
+            return f'The forward could not be repeated: {type(error).__name__}: {error}.'
+        finally:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+    if not description and torch.isfinite(again):
+        return (
+            'The same forward, repeated, gave a finite loss: an operation is not deterministic, or '
+            'the device is faulty.'
+        )
+    return description or (
+        'All modules return finite values: the error is in the loss itself, in the code that '
+        f'computes it in {type(model).__name__} after {last}, the last module.'
+    )
 
 
 def total_loss(terms: Mapping[str, Tensor]) -> Tensor:
@@ -144,8 +143,7 @@ def _is_batch(value: Any) -> bool:
 
 def bad_weights(model: nn.Module, buffers: bool = False) -> Iterator[str]:
     """Describes non-finite weights and buffers, if there are any."""
-    bad: list[tuple[str, Tensor]]
-    bad = [(n, p) for n, p in model.named_parameters() if not torch.isfinite(p).all()]
+    bad = [(n, p.detach()) for n, p in model.named_parameters() if not torch.isfinite(p).all()]
     if buffers:
         # Attention masks may be infinite.
         bad += [
@@ -153,11 +151,10 @@ def bad_weights(model: nn.Module, buffers: bool = False) -> Iterator[str]:
         ]
     if bad:
         name, weight = bad[0]
-        what = 'weights or buffers' if buffers else 'weights'
         yield (
-            f'{len(bad)} {what} are not finite already, first {_plain(name)}: '
-            f'{_summary(weight)}. An earlier update is the cause: resume from a checkpoint '
-            'before it, with a lower learning rate, clip_grad or bf16 in place of fp16.'
+            f'{len(bad)} weights{" or buffers" if buffers else ""} are not finite already, first '
+            f'{_plain(name)}: {_summary(weight)}. An earlier update is the cause: resume from a '
+            'checkpoint before it, with a lower learning rate, clip_grad or bf16 in place of fp16.'
         )
 
 

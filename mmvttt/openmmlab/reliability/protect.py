@@ -27,14 +27,15 @@ from .checkpoint_hook import CheckpointHook
 from .data.annotations import check_data
 from .data.dataset_config import datasets_of
 from .exact_resume import make_exact, unsaved_state
-from .fit import CompareOnLoad
+from .fit import CompareOnLoad, ComparePreparation, require_weights
 from .resume import choose_checkpoint, states
 from .run_lock import RunLock, require_free
 from .settings import require_same_training
 from .signals import end_workers
 from .topology_hook import TopologyHook
-from .weights import ComparePreparation, require_weights
 
+# Errors of mmengine at entries of a checkpoint that are not a training's.
+_ODD_ENTRIES = ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError
 # Names of regular checkpoints.
 _REGULAR = re.compile(r'(epoch|iter)_\d+\.pth')
 
@@ -172,10 +173,8 @@ def _resume(resume: Callable[..., None], path: str, *args: Any, **options: Any) 
         resume(path, *args, **options)
     except CheckpointError:
         raise
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError) as error:
+    except _ODD_ENTRIES as error:
         raise ResumeError(
-            f'{path!r} has entries of other types than a training writes '
-            f'({type(error).__name__}: {first_line(error)}): resume from a file that one wrote'
+            f'{path!r} cannot be resumed from ({type(error).__name__}: {first_line(error)}): give '
+            'a file that a training wrote'
         ) from error
-    except ValueError as error:
-        raise ResumeError(f'{path!r} cannot be resumed from: {first_line(error)}') from error

@@ -12,6 +12,7 @@ from pathlib import Path
 from mmengine.dist import all_gather_object, is_main_process
 
 from mmvttt.errors import UsageError
+from mmvttt.outputs import check_new_folder
 
 try:
     import fcntl
@@ -110,21 +111,13 @@ def require_free(folder: str | os.PathLike[str]) -> None:
         UsageError: On all ranks: files cannot be written, or another training runs in it.
     """
     with _raised_on_all_ranks():
-        try:
-            os.makedirs(folder, exist_ok=True)
-            if not os.access(folder, os.W_OK | os.X_OK):
-                raise PermissionError(None, 'read-only')
-        except OSError as error:
-            raise UsageError(
-                f'the work directory {os.fspath(folder)!r} cannot be written to '
-                f'({error.strerror}): give another --work-dir'
-            ) from error
+        check_new_folder(folder)
+        os.makedirs(folder, exist_ok=True)
         pointer = Path(folder, 'last_checkpoint')
         if pointer.exists() and not pointer.is_file():
             raise UsageError(
-                f'{str(pointer)!r} is not a regular file, but a training writes its last '
-                "checkpoint's "
-                'name there: remove it, or give another --work-dir'
+                f'{str(pointer)!r} is not a regular file, and a training writes the name of its '
+                'last checkpoint there: remove it, or give another --work-dir'
             )
         path = Path(folder, _NAME)
         if is_main_process() and path.exists() and not path.is_symlink():

@@ -114,19 +114,18 @@ class SeededDataset:
         """
         info = self._dataset.get_data_info(index)
         noted = (info.get('height'), info.get('width')) if isinstance(info, dict) else (None, None)
-        if None in noted:
-            return True
         loaded = getattr(item.get('data_samples'), 'metainfo', {})
         shape = tuple(loaded.get('ori_shape', noted))
         # The pipeline may have loaded another image.
-        if shape == noted or loaded.get('img_path') != info.get('img_path'):
+        if None not in noted and (shape == noted or loaded.get('img_path') != info.get('img_path')):
             return False
-        print_log(
-            f'{info["img_path"]!r} has height and width {shape}, and is annotated as {noted}; '
-            'tools/check_data.py names all such images',
-            'current',
-            logging.WARNING,
-        )
+        if None not in noted:
+            print_log(
+                f'{info["img_path"]!r} has height and width {shape}, and is annotated as {noted}; '
+                'tools/check_data.py names all such images',
+                'current',
+                logging.WARNING,
+            )
         return True
 
     def _leave_out(self, index: int, problem: str, error: Exception) -> None:

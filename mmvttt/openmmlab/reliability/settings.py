@@ -87,16 +87,17 @@ def training_settings(cfg: Config) -> dict[str, str]:
 
 def differences(before: Any, now: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """Settings that a resume takes from the checkpoint, and from the config, where they differ."""
-    restored: list[str] = []
-    others: list[str] = []
     # A checkpoint of mmengine's own has none.
-    for key in {**before, **now} if isinstance(before, Mapping) else ():
-        there, here = before.get(key, 'nothing'), now.get(key, 'nothing')
-        if there != here and key.startswith(_RESTORED):
-            restored.append(f'{key}: {there} (config: {here})')
-        elif there != here:
-            others.append(f'{key}: {there} (now: {here})')
-    return restored, others
+    before = before if isinstance(before, Mapping) else now
+    changed = {
+        key: (there, here)
+        for key in {**before, **now}
+        if (there := before.get(key, 'nothing')) != (here := now.get(key, 'nothing'))
+    }
+    return (
+        [f'{k}: {a} (config: {b})' for k, (a, b) in changed.items() if k.startswith(_RESTORED)],
+        [f'{k}: {a} (now: {b})' for k, (a, b) in changed.items() if not k.startswith(_RESTORED)],
+    )
 
 
 def require_same_training(cfg: Config, sets: Iterable[DatasetConfig]) -> None:

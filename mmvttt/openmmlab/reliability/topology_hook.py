@@ -66,18 +66,17 @@ def advise(rate: float, base: int, images: int, accumulated: int, scaled: bool) 
     `images` are those of all processes and `accumulated` batches; mmengine has scaled the rate by
     the images of one batch.
     """
+    if (scaled and accumulated == 1) or (not scaled and images == base):
+        return None
     right = f'{rate * images / base:.3g}'
-    if scaled and accumulated > 1:
+    how = f'set optim_wrapper.optimizer.lr={right}'
+    if scaled:
         return (
             f'the learning rate was scaled for {images // accumulated} images, but {accumulated} '
-            f'batches are accumulated to {images}: omit --auto-scale-lr and set '
-            f'optim_wrapper.optimizer.lr={right}'
+            f'batches are accumulated to {images}: omit --auto-scale-lr and {how}'
         )
-    if scaled or images == base:
-        return None
-    how = f'scale it with --auto-scale-lr (to {right})'
-    if accumulated > 1:
-        how = f'set optim_wrapper.optimizer.lr={right}'
+    if accumulated == 1:
+        how = f'scale it with --auto-scale-lr (to {right})'
     return (
         f'the learning rate {rate:.3g} is meant for {base} images a step, but this run has '
         f'{images}: {how}'

@@ -56,20 +56,20 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
     findings.files = {os.path.realpath(sample['img_path']) for sample in samples}
     labels = findings.classes or ()
     for sample in samples:
-        label = sample.get('gt_label')
-        if isinstance(label, int) and label in range(len(labels)):
-            findings.counts[labels[label]][LEARNED] += 1
-        if num_classes is not None and sample.get('gt_label', 0) not in range(num_classes):
+        label, path = sample.get('gt_label'), sample['img_path']
+        name = labels[label] if isinstance(label, int) and label in range(len(labels)) else None
+        if name is not None:
+            findings.counts[name][LEARNED] += 1
+        if num_classes is not None and label is not None and label not in range(num_classes):
             findings.error(
                 f'labels outside the {num_classes} classes (0 to {num_classes - 1})',
-                f'{sample["img_path"]} {sample["gt_label"]}',
+                f'{path} {label}',
             )
-        folder = os.path.basename(os.path.dirname(sample['img_path']))
-        named = listed and folder in classes and label in range(len(classes))
-        if named and classes[label] != folder:
+        folder = os.path.basename(os.path.dirname(path))
+        if listed and name is not None and folder in labels and folder != name:
             findings.warn(
                 'images in the folder of a class that is not their label',
-                f'{sample["img_path"]} {label} ({classes[label]!r})',
+                f'{path} {label} ({name!r})',
             )
     check_images([(sample['img_path'], None) for sample in samples], findings, scope)
 

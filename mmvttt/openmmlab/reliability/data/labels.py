@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -47,39 +48,39 @@ def check_labels(
     findings.files = {os.path.realpath(sample['img_path']) for sample in samples}
     if not dataset.ann_file:
         check_unread(folder, (dataset.img_suffix,), findings, scope)
-    sizes: list[tuple[int, int] | None] = [None] * len(samples)
-    if samples[0].get('seg_map_path'):
-        maps = [sample['seg_map_path'] for sample in samples]
-        maps = maps if scope.thorough else spread(maps, _QUICK)
-        seen: set[int] = set()
-        for i, (problem, size, numbers) in enumerate(decoded(_read_map, maps, scope)):
-            sizes[i] = size
-            labels = {_label(n, dataset) for n in numbers}
-            seen |= labels
-            limit = _IGNORED if num_classes is None else num_classes
-            wrong = sorted(n for n in labels if n >= limit and n not in ignored)
-            if problem:
-                findings.error(problem, maps[i])
-            elif size is None:
-                findings.warn('label maps that are too large to be checked', maps[i])
-            elif wrong:
-                findings.error(
-                    f'label maps with numbers outside the {num_classes} classes '
-                    f'(0 to {limit - 1}, and {_IGNORED} for none)',
-                    f'{maps[i]} ({", ".join(map(str, wrong[:6]))})',
-                )
-        void = seen & set(ignored)
-        if len(seen - void) < 2 <= len(names) and void and num_classes is not None:
-            (findings.error if scope.thorough else findings.warn)(
-                f'the label maps hold only {_listed(seen - void)} and {_listed(void)}, and '
-                f'{_listed(void)} means "no class", which is not learned: masks of 0 and 255 '
-                'need 1 instead of 255'
+    maps = [sample['seg_map_path'] for sample in samples if sample.get('seg_map_path')]
+    maps = maps if scope.thorough else spread(maps, _QUICK)
+    sizes: list[tuple[int, int] | None] = []
+    seen: set[int] = set()
+    limit = _IGNORED if num_classes is None else num_classes
+    for path, (problem, size, numbers) in zip(maps, decoded(_read_map, maps, scope), strict=True):
+        sizes.append(size)
+        labels = {_label(n, dataset) for n in numbers}
+        seen |= labels
+        wrong = sorted(n for n in labels if n >= limit and n not in ignored)
+        if problem:
+            findings.error(problem, path)
+        elif size is None:
+            findings.warn('label maps that are too large to be checked', path)
+        elif wrong:
+            findings.error(
+                f'label maps with numbers outside the {num_classes} classes '
+                f'(0 to {limit - 1}, and {_IGNORED} for none)',
+                f'{path} ({", ".join(map(str, wrong[:6]))})',
             )
-        if scope.thorough and num_classes is not None:
-            for number, name in enumerate(names):
-                if number not in seen:
-                    findings.warn('classes without a pixel', f'{name!r} ({number})')
-    check_images(zip([s['img_path'] for s in samples], sizes, strict=True), findings, scope)
+    void = seen & set(ignored)
+    if len(seen - void) < 2 <= len(names) and void and num_classes is not None:
+        (findings.error if scope.thorough else findings.warn)(
+            f'the label maps hold only {_listed(seen - void)} and {_listed(void)}, and '
+            f'{_listed(void)} means "no class", which is not learned: masks of 0 and 255 '
+            'need 1 instead of 255'
+        )
+    if maps and scope.thorough and num_classes is not None:
+        for number, name in enumerate(names):
+            if number not in seen:
+                findings.warn('classes without a pixel', f'{name!r} ({number})')
+    # A quick check compares no sizes.
+    check_images(zip_longest([s['img_path'] for s in samples], sizes), findings, scope)
 
 
 def _read_map(path: str) -> tuple[str | None, tuple[int, int] | None, list[int]]:
