@@ -24,6 +24,10 @@ import torch
 
 # Some virtual machines announce AMX and trap on it; oneDNN reads this at its first product.
 os.environ.setdefault('ONEDNN_MAX_CPU_ISA', 'AVX512_CORE_BF16')
+if not torch.cuda.is_available():
+    # Every process that runs a Vittt would start numba, and the first ones compile its kernels.
+    # Tests of the ops and of the backbones' contract take the default instead.
+    os.environ.setdefault('TTT_KERNELS_BACKEND', 'reference')
 INTERPRETING = os.environ.get('TRITON_INTERPRET') == '1'
 # The kernels need torch and Triton alone.
 WITH_MMENGINE = importlib.util.find_spec('mmengine') is not None and not INTERPRETING

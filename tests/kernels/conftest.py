@@ -8,7 +8,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / 'tools' / 'dev')]
 
-from kernel_testing import quick_and_poisoned  # noqa: E402, F401
+from kernel_testing import default_backends, quick_and_poisoned  # noqa: E402, F401
 
 
 @pytest.fixture

@@ -127,6 +127,12 @@ def _assert_no_overflow(semantic: object, left: object, right: object, op: Calla
         assert least <= exact.min() <= exact.max() <= most, f'{dtype} overflow: {op.__name__}'
 
 
+@pytest.fixture(autouse=True)
+def default_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the choice of a backend to the ops, as outside of the tests."""
+    monkeypatch.delenv('TTT_KERNELS_BACKEND', raising=False)
+
+
 @pytest.fixture(autouse=INTERPRETING)
 def quick_and_poisoned() -> Iterator[None]:
     """Makes the interpreter fast enough, and fresh tensors NaN: what is not written is seen."""

@@ -430,3 +430,5 @@ OPS = {
     'deform_attn': DEFORM_ATTN,
     'deform_attn fused': DEFORM_ATTN_FUSED,
 }
+# One full-batch step each.
+STEPS = {name: OPS[name] for name in ('ttt_glu', 'ttt_dwconv', 'ttt_mlp', 'ttt_mlp SwiGLU')}

@@ -263,10 +263,9 @@ def test_module_prints_versions_and_reasons(capsys, monkeypatch):
             assert line.endswith('can run' if reason is None else reason)
 
 
-def test_importing_needs_no_triton():
-    code = "import sys; sys.modules['triton'] = None; import ttt_kernels; print('imported')"
-    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-    assert run.stdout == 'imported\n'
+def test_importing_needs_neither_triton_nor_numba():
+    code = 'import sys; sys.modules.update(triton=None, numba=None); import ttt_kernels'
+    subprocess.run([sys.executable, '-c', code], check=True)
 
 
 def test_the_environment_chooses_where_the_call_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,8 @@ import math
 import pytest
 import torch
 from inner_steps import SCALE, call_dwconv, call_glu, inner_gradient, make_dwconv, make_glu
-from kernel_testing import assert_same, error, normal, with_gradients
-from op_row import Case
-from ops import OPS
+from kernel_testing import error, normal
+from ops import OPS, STEPS
 from torch.utils.flop_counter import FlopCounterMode
 
 import ttt_kernels
@@ -21,9 +20,7 @@ from ttt_kernels._inner_step import damped, damped_backward
 FP64 = 1e-12
 # The option that changes the inner step, at its other value.
 OTHER = {'ttt_glu': {'damping': False}, 'ttt_dwconv': {'damping': False}, 'ttt_mlp': {'loss': 'l2'}}
-STEPS = {name: op for name, op in OPS.items() if op.name in OTHER}
 every_step = pytest.mark.parametrize('op', STEPS.values(), ids=STEPS)
-interpreter = pytest.mark.interpreter
 
 
 @every_step
@@ -72,32 +69,6 @@ def test_dwconv_step_is_nine_shifted_products_by_hand():
     )
     actual = call_dwconv(inputs, (h, w)).view(h, w, 2).permute(2, 0, 1)
     assert error(actual, expected[0]) < FP64
-
-
-@pytest.mark.parametrize('name', ['ttt_glu', 'ttt_mlp', 'ttt_mlp SwiGLU'])
-def test_tokens_have_no_order(name):
-    case = OPS[name]
-    inputs = case.make((19, 1))
-    order = torch.randperm(19, generator=torch.Generator().manual_seed(0))
-    shuffled = {n: x[:, order] if n in 'qkv' else x for n, x in inputs.items()}
-    assert error(case.call(shuffled, (19, 1)), case.call(inputs, (19, 1))[:, order]) < FP64
-
-
-ZEROS = [
-    *(('reference', zero) for zero in 'qkv'),
-    *(pytest.param('triton', zero, marks=interpreter) for zero in 'kv'),
-]
-
-
-@pytest.mark.parametrize(('backend', 'zero'), ZEROS)
-@every_step
-def test_a_zero_gradient_has_a_derivative(op, backend, zero):
-    # ‖g‖ = 0 for k = 0 or v = 0: the damping is the identity there, and nothing is divided by 0.
-    inputs = op.make((3, 3), dim=16)
-    inputs[zero] = torch.zeros_like(inputs[zero])
-    expected = with_gradients(op.definition, inputs, hw=(3, 3))
-    assert all(g.isfinite().all() for g in expected[1].values())
-    assert_same(with_gradients(op.call, inputs, (3, 3), backend=backend), expected, FP64)
 
 
 @every_step
@@ -194,79 +165,3 @@ def test_flops_follow_the_formula():
 def test_flops_are_linear_in_the_tokens(op):
     forward, backward = count(op, (3, 5))
     assert count(op, (6, 20)) == (8 * forward, 8 * backward)
-
-
-# ------------------------------------------------------------------------- Triton's interpreter
-
-
-@interpreter
-@every_step
-def test_one_program_takes_a_whole_sum(op, one_program):
-    op.check(Case((3, 40), {'dim': 32, 'batch': 1}), torch.float64, 'triton', op.kernel_tolerance)
-
-
-@interpreter
-@every_step
-def test_small_values_do_not_underflow_in_half_precision(op, several_programs):
-    # v/N would be around 1e-6, of which fp16 keeps four bits, as that of a map of 66 800 tokens.
-    hw = (20, 30)
-    inputs = op.make(hw, dim=32, batch=1, dtype=torch.float16)
-    inputs['v'] = inputs['v'] * 2**-10
-    g = inner_gradient(op, inputs, hw, 'triton')
-    exact = {n: x.double() for n, x in inputs.items()}
-    expected = inner_gradient(op, exact, hw, 'reference')
-    # The gated model rounds the operands of its products to 11 bits.
-    assert ((g - expected).norm() / expected.norm()).item() < 2e-3
-
-
-@interpreter
-@every_step
-def test_small_gradients_keep_their_bits_in_half_precision(op, several_programs):
-    # dO near the least normal number of fp16: its mean products over the tokens lie far below.
-    hw = (14, 14)
-    inputs = op.make(hw, dim=32, batch=1, dtype=torch.float16)
-    inputs = {n: x.requires_grad_() for n, x in inputs.items()}
-    exact = {n: x.detach().double().requires_grad_() for n, x in inputs.items()}
-    grad = normal(torch.Generator().manual_seed(1), *inputs['q'].shape)
-    grad = (grad.abs() * 2**-13).half()
-    names = [n for n in inputs if n.startswith('w')]
-    actual, expected = (
-        torch.autograd.grad(
-            op.call(x, hw, backend=backend), [x[n] for n in names], grad.to(x['q'].dtype)
-        )
-        for x, backend in ((inputs, 'triton'), (exact, 'reference'))
-    )
-    for name, x, y in zip(names, actual, expected, strict=True):
-        assert ((x - y).norm() / y.norm()).item() < 5e-3, name
-
-
-@interpreter
-@pytest.mark.parametrize(('tokens', 'sums'), [(1, 1), (17, 3), (196, 768), (66_800, 3), (6400, 0)])
-def test_every_token_has_one_program(tokens, sums):
-    from ttt_kernels import _launch
-
-    splits, span = _launch.split(tokens, sums, 32)
-    assert span % 32 == 0
-    assert (splits - 1) * span < tokens <= splits * span
-
-
-@interpreter
-@pytest.mark.parametrize('splits', [1, 16, 37])
-def test_partial_sums_add_up(splits):
-    from ttt_kernels import _launch
-
-    partials = normal(torch.Generator().manual_seed(0), 3, splits, 5, 33)
-    expected = partials.sum(1) * 0.25 / 7
-    torch.testing.assert_close(_launch.add_up(partials, 0.25, 7), expected, rtol=0, atol=1e-14)
-
-
-@interpreter
-def test_one_channel_a_head_of_loud_tokens():
-    """The gradient is all along G, of which the damping leaves 1/(‖G‖ + 1)."""
-    op, hw = OPS['ttt_glu'], (5, 3)
-    inputs = op.make(hw, dim=1, batch=1, dtype=torch.float32)
-    inputs |= {n: inputs[n] * 1e3 for n in op.tokens}
-    exact = {n: x.double() for n, x in inputs.items()}
-    actual = with_gradients(lambda x: op.call(x, hw, backend='triton'), inputs)
-    expected = with_gradients(lambda x: op.call(x, hw, backend='reference'), exact)
-    assert_same(actual, expected, 1e-5)

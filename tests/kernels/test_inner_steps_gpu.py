@@ -3,10 +3,9 @@
 import pytest
 import torch
 from inner_steps import inner_gradient
-from ops import OPS
+from ops import OPS, STEPS
 
 pytestmark = pytest.mark.gpu
-STEPS = {name: op for name, op in OPS.items() if op.name in ('ttt_glu', 'ttt_dwconv', 'ttt_mlp')}
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=str)

@@ -3,10 +3,15 @@
 That they follow the definitions is in test_ops.py.
 """
 
+import importlib.util
 import multiprocessing
+import os
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +22,10 @@ from scans import OP, OP_BACKWARD, call, make
 
 from ttt_kernels import _backend
 
-pytest.importorskip('numba', reason='numba is not installed')
+numba = pytest.importorskip('numba', reason='numba is not installed')
+caching = pytest.importorskip('numba.core.caching')
+_numba = pytest.importorskip('ttt_kernels._numba')
+HERE = Path(__file__).parent
 
 
 def on_numba(inputs, **options):
@@ -26,8 +34,6 @@ def on_numba(inputs, **options):
 
 def _call(part):
     """Compiles a call: an inlined function cannot be called from Python."""
-    import numba
-
     return numba.njit(lambda *args: part(*args))
 
 
@@ -70,8 +76,6 @@ def test_one_backend_follows_the_other(first, then, dtype):
 
 
 def test_a_failing_part_is_the_callers_error():
-    from ttt_kernels import _numba
-
     def kernel(start, stop):
         if start <= 3 < stop:
             raise IndexError('of part 3')
@@ -130,30 +134,26 @@ def test_calls_at_once_with_teams_of_their_own(monkeypatch):
 
 @pytest.mark.parametrize('tile', [(4, 64), (8, 128)])
 @pytest.mark.parametrize(('kind', 'bound'), [(np.float32, 1e-5), (np.float64, 1e-13)])
-@pytest.mark.parametrize(('m', 'k', 'n'), [(16, 16, 16), (32, 48, 80), (48, 272, 32)])
-def test_products(m, k, n, kind, bound, tile, monkeypatch):
-    from ttt_kernels import _numba
-
+def test_products(kind, bound, tile, monkeypatch):
     monkeypatch.setattr(_numba, '_tile', lambda target: tile)
 
     @_numba.inlined
     def product(z, x, w):
         _numba.add_product(z, x, w)
 
-    random = np.random.default_rng(0)
-    x, w = random.normal(size=(m, k)).astype(kind), random.normal(size=(k, n)).astype(kind)
-    # Each operand as it lies in memory, and as the transpose of one that does.
-    for left in (x, np.ascontiguousarray(x.T).T):
-        for right in (w, np.ascontiguousarray(w.T).T):
-            z = np.ones((m, n), kind)
-            _call(product)(z, left, right)
-            assert abs(z - 1 - x @ w).max() < bound * k
+    call, random = _call(product), np.random.default_rng(0)
+    for m, k, n in ((16, 16, 16), (32, 48, 80), (48, 272, 32)):
+        x, w = random.normal(size=(m, k)).astype(kind), random.normal(size=(k, n)).astype(kind)
+        # Each operand as it lies in memory, and as the transpose of one that does.
+        for left in (x, np.ascontiguousarray(x.T).T):
+            for right in (w, np.ascontiguousarray(w.T).T):
+                z = np.ones((m, n), kind)
+                call(z, left, right)
+                assert abs(z - 1 - x @ w).max() < bound * k
 
 
 def test_the_tile_is_chosen_by_features_that_are_in_the_key_of_kept_code():
     from numba.core.registry import cpu_target
-
-    from ttt_kernels import _numba
 
     assert _numba._tile(('', 'znver5', '+avx2,+avx512f,+avx512vl')) == (8, 128)
     assert _numba._tile(('', 'znver3', '+avx2,-avx512f,+fma')) == (4, 64)
@@ -163,8 +163,6 @@ def test_the_tile_is_chosen_by_features_that_are_in_the_key_of_kept_code():
 
 
 def test_rounding_to_bf16_is_torchs():
-    from ttt_kernels import _numba
-
     @_numba.inlined
     def rounded(x):
         for i in range(len(x)):
@@ -179,7 +177,6 @@ def test_rounding_to_bf16_is_torchs():
 
 
 def test_what_is_kept_on_disk_depends_on_every_part():
-    from ttt_kernels import _numba
     from ttt_kernels.ttt_linear import _numba_backward
 
     names = {name for name, *_ in _numba._STAMP}
@@ -202,16 +199,19 @@ def test_a_gpu_is_no_place_for_it():
         _backend.choose('ttt_linear', 'numba', on_gpu, lambda k: None)
 
 
-def test_importing_the_kernels_does_not_import_numba():
-    code = "import sys, ttt_kernels; print('numba' in sys.modules)"
-    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-    assert run.stdout == 'False\n'
+def fresh(folder: Path) -> Callable:
+    """The kernel of a new process: nothing of it is compiled, its cache is beside its source."""
+    path = folder / 'source_of_a_kernel.py'
+    if not path.exists():
+        path.write_text('def double(x):\n    return x * 2\n')
+    spec = importlib.util.spec_from_file_location('source_of_a_kernel', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return _numba.jit(module.double)
 
 
 @pytest.mark.parametrize('place', ['beside', 'user', 'nowhere'])
 def test_machine_code_is_kept_where_something_can_be_written(tmp_path, monkeypatch, place):
-    from ttt_kernels import _numba
-
     package, cache = tmp_path / 'package', tmp_path / 'cache'
     package.mkdir()
     # A file in the way of a folder: root may write into folders that others may not.
@@ -220,11 +220,92 @@ def test_machine_code_is_kept_where_something_can_be_written(tmp_path, monkeypat
     if place == 'nowhere':
         cache.touch()
     monkeypatch.setenv('XDG_CACHE_HOME', str(cache))
-    source = package / 'doubled.py'
-    source.write_text('def double(x):\n    return 2 * x\n')
-    scope = {'__name__': 'doubled'}
-    exec(compile(source.read_text(), str(source), 'exec'), scope)
-    kernel = _numba.jit(scope['double'])
-    assert kernel(2.5) == 5.0
+    assert fresh(package)(2.5) == 5.0
     folders = {'beside': {package}, 'user': {cache}, 'nowhere': set()}[place]
     assert {p for p in (package, cache) if list(p.rglob('*.nbc'))} == folders
+
+
+# Prints a hash of the output and every gradient, in the dtypes and order of the arguments.
+SCRIPT = """
+import hashlib, sys, torch
+from kernel_testing import with_gradients
+from scans import call, make
+for name in sys.argv[1:]:
+    inputs = make(196, dim=64, dtype=getattr(torch, name))
+    output, grads = with_gradients(lambda x: call(x, backend='numba'), inputs)
+    arrays = [x.contiguous().view(torch.uint8).numpy().tobytes() for x in (output, *grads.values())]
+    print(name, hashlib.md5(b''.join(arrays)).hexdigest())
+"""
+
+
+def run(cache: Path, *dtypes: str) -> dict[str, str]:
+    environment = os.environ | {'NUMBA_CACHE_DIR': str(cache), 'OMP_NUM_THREADS': '2'}
+    environment['PYTHONPATH'] = os.pathsep.join(filter(None, [str(HERE), *sys.path]))
+    command = [sys.executable, '-c', SCRIPT, *dtypes]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(line.split() for line in done.stdout.splitlines())
+
+
+@pytest.mark.stress
+def test_compiled_or_kept_and_in_any_order(tmp_path):
+    dtypes = ('float32', 'float64', 'bfloat16')
+    fresh = run(tmp_path / 'a', *dtypes)
+    assert len(list((tmp_path / 'a').rglob('*.nbc'))) >= 4
+    assert run(tmp_path / 'a', *dtypes) == fresh
+    assert run(tmp_path / 'a', *dtypes[::-1]) == fresh
+    assert run(tmp_path / 'b', *dtypes[::-1]) == fresh
+
+
+def test_inlined_functions_are_no_symbols_of_their_own():
+    """The linker took the code of the part by itself where that was there, optimized otherwise."""
+
+    # So large that LLVM does not inline it in a second place by itself.
+    @_numba.inlined
+    def sums(x):
+        total = 0.0
+        for i in range(len(x)):
+            for j in range(i):
+                total += np.exp(x[i] * x[j]) / (1 + np.sin(x[j]))
+            for j in range(i, len(x)):
+                total -= np.log(x[i] + x[j]) * np.cos(x[i])
+            total += np.sqrt(x[i]) * np.tanh(total)
+        return total
+
+    @numba.njit(**_numba._OPTIONS)
+    def caller(x, y):
+        return sums(x) + sums(y) * sums(x[::2]) - sums(y[::2])
+
+    array = numba.float32[::1]
+    caller.compile((array, array))
+    (code,) = caller.inspect_llvm().values()
+    calls = [line for line in code.splitlines() if 'call' in line and 'sums' in line]
+    assert not calls
+
+
+@pytest.fixture(autouse=True)
+def unwarned() -> None:
+    _numba._warn_once.cache_clear()
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, 'save', full)
+    kernel = fresh(tmp_path)
+    with pytest.warns(RuntimeWarning, match='No space left.*NUMBA_CACHE_DIR'):
+        assert kernel(3) == 6
+    # The second set of types is not worth a second line.
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert kernel(np.float32(1.5)) == 3
+
+
+@pytest.mark.parametrize('suffix', ['.nbc', '.nbi'])
+def test_a_cut_file(suffix: str, tmp_path: Path) -> None:
+    assert fresh(tmp_path)(3) == 6
+    (cut,) = tmp_path.rglob(f'*{suffix}')
+    cut.write_bytes(cut.read_bytes()[:100])
+    with pytest.warns(RuntimeWarning, match='numba cannot read or write compiled kernels'):
+        assert fresh(tmp_path)(3) == 6

@@ -42,6 +42,12 @@ every_backbone = pytest.mark.parametrize('name', CASES)
 OWN = ('Vittt', 'ViT3', 'T5', 'HViT3')
 
 
+@pytest.fixture(autouse=True)
+def default_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU numba, which other tests of the models do without."""
+    monkeypatch.delenv('TTT_KERNELS_BACKEND', raising=False)
+
+
 def build(name: str, seed: int = 0, **options) -> nn.Module:
     torch.manual_seed(seed)
     return build_model(copy.deepcopy(CASES[name][0]) | options)

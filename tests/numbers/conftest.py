@@ -9,7 +9,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / 'kernels')]
 
-from kernel_testing import quick_and_poisoned  # noqa: E402, F401
+from kernel_testing import default_backends, quick_and_poisoned  # noqa: E402, F401
 
 
 @pytest.fixture(autouse=True)

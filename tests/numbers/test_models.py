@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import mmvttt.models.timm  # noqa: F401
 from mmvttt import ViTAdapter, linearize
-from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
+from mmvttt.models.backbones import HViT3, ViT3, Vittt
 
 pytest.importorskip('triton')
 FP32, BF16, FP16 = UNIT
@@ -36,24 +36,6 @@ def dinov3() -> nn.Module:
     return model
 
 
-def dit3() -> nn.Module:
-    from mmvttt.models.generation import DiT3
-
-    class Conditioned(nn.Module):
-        """The model at two steps and classes."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            arch = dict(embed_dims=32, num_layers=2, num_heads=1)
-            self.model = DiT3(arch=arch, patch_size=4, in_channels=3, num_classes=3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            t = torch.full((len(x),), 300, device=x.device)
-            return self.model(x, t, torch.ones_like(t)).sample
-
-    return Conditioned()
-
-
 # Models, the ops that they run, and sizes of their images.
 MODELS = {
     'Vittt': (
@@ -63,9 +45,7 @@ MODELS = {
     ),
     'ViT³': (lambda: ViT3(ARCH, patch_size=4), {'ttt_glu', 'ttt_dwconv'}, IMAGE),
     'H-ViT³': (lambda: HViT3(STAGES), {'ttt_glu', 'ttt_dwconv'}, (52, 68)),
-    'T⁵': (lambda: T5(ARCH, **PATCHES), {'ttt_mlp'}, IMAGE),
     'DINOv3, linearized': (dinov3, {'ttt_mlp'}, IMAGE),
-    'DiT³': (dit3, {'ttt_glu', 'ttt_dwconv'}, IMAGE),
 }
 # As for an op (test_ops.py): other orders of sums, and rounded operands in half precision.
 FACTOR = {FP32: 4, BF16: 4, FP16: 4}

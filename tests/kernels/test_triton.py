@@ -1,0 +1,515 @@
+"""The Triton kernels in Triton's interpreter: every op against its definition, and each by itself.
+
+The interpreter knows neither races nor layouts nor the GPU's rounding, and its bf16 is wrong: fp64,
+fp32 and fp16 it is. The ops are the rows of ops.py; test_*_gpu.py have the rest.
+"""
+
+import pytest
+import sampling
+import torch
+import triton
+import triton.language as tl
+from inner_steps import inner_gradient
+from kernel_testing import RecordedOps, assert_same, error, normal, with_gradients
+from op_row import FP16, FP32, FP64, Case
+from ops import OPS, STEPS, pyramid
+from scans import NAMES, OP, OP_BACKWARD, call, make
+
+from ttt_kernels import _compare, _launch
+from ttt_kernels.ttt_linear._tiles import dense_start, scan_start, tile_pointers
+from ttt_kernels.ttt_linear.definition import Inputs
+
+pytestmark = pytest.mark.interpreter
+several_programs = pytest.mark.usefixtures('several_programs')
+HW = (3, 5)
+every_op = pytest.mark.parametrize('op', OPS.values(), ids=OPS)
+
+
+def on_triton(op):
+    return lambda inputs, hw=HW, **options: op.call(inputs, hw, backend='triton', **options)
+
+
+@several_programs
+@pytest.mark.parametrize(
+    ('op', 'case'),
+    [
+        pytest.param(o, c, id=f'{n}-{i}')
+        for n, o in OPS.items()
+        for i, c in enumerate(o.kernel_cases)
+    ],
+)
+def test_output_and_every_gradient_follow_the_definition(op, case):
+    op.check(case, FP64, 'triton', op.kernel_tolerance)
+
+
+@several_programs
+@pytest.mark.parametrize('layout', ['reversed', 'expanded', 'far apart'])
+@every_op
+def test_any_strides(op, layout, monkeypatch):
+    inputs = op.make(HW, dim=32, dtype=FP16)
+    dense = dict(inputs)
+    for name in op.tokens:
+        x = inputs[name]
+        if layout == 'reversed':
+            turn = tuple(range(x.dim()))[::-1]
+            inputs[name] = x.permute(turn).contiguous().permute(turn)
+        elif layout == 'expanded':
+            inputs[name] = x[:1].expand_as(x)
+            dense[name] = inputs[name].contiguous()
+        elif op.name not in ('ttt_linear', 'deform_attn'):
+            # 5 GB of address space, of which a few pages are touched: offsets beyond 2³¹.
+            # (deform_attn copies such values, ttt_linear refuses them.)
+            monkeypatch.setattr(torch.utils.deterministic, 'fill_uninitialized_memory', False)
+            step = 180_000_000
+            strides = (x[0, 0].numel(), step, *x[0, 0].contiguous().stride())
+            x = torch.empty(15 * step, dtype=x.dtype).as_strided(x.shape, strides).copy_(x)
+            inputs[name] = x
+    assert torch.equal(on_triton(op)(inputs), on_triton(op)(dense))
+
+
+@several_programs
+@pytest.mark.parametrize('layout', ['expanded', 'slice'])
+@every_op
+def test_strided_gradients(op, layout):
+    inputs = op.make(HW, dim=32)
+    shape = op.call(inputs, HW).shape
+    grad = torch.ones((), dtype=FP64).expand(shape)
+    if layout == 'slice':
+        wide = normal(torch.Generator().manual_seed(2), *shape[:-1], 3 * shape[-1])
+        grad = wide[..., : shape[-1]]
+    actual = with_gradients(on_triton(op), inputs, grad=grad)
+    expected = with_gradients(on_triton(op), inputs, grad=grad.contiguous())
+    assert all(torch.equal(actual[1][n], x) for n, x in expected[1].items())
+
+
+@several_programs
+@every_op
+def test_opcheck(op):
+    with RecordedOps() as calls:
+        with_gradients(on_triton(op), op.make(HW, dim=32, batch=1, heads=1, dtype=FP32))
+    checks = ('test_schema', 'test_autograd_registration', 'test_faketensor')
+    for function, arguments, _ in calls:
+        forward = not function.__name__.startswith(f'{op.name}_backward')
+        leaves = [
+            x.detach().requires_grad_(forward)
+            if isinstance(x, torch.Tensor) and x.is_floating_point()
+            else x
+            for x in arguments
+        ]
+        torch.library.opcheck(function, leaves, test_utils=checks)
+
+
+@several_programs
+@pytest.mark.parametrize(
+    ('op', 'case', 'message'),
+    [pytest.param(o, c, m, id=f'{n}: {m}') for n, o in OPS.items() for m, c in o.refused.items()],
+)
+def test_what_the_kernels_cannot_run_is_named(op, case, message):
+    inputs = op.make(case.hw, dtype=FP32, **case.sizes)
+    with pytest.raises(RuntimeError, match=f"backend='triton' cannot run here: {message}"):
+        on_triton(op)(inputs, case.hw, **case.options)
+    if inputs[op.tokens[0]].numel():
+        # By default another implementation runs.
+        assert op.call(inputs, case.hw, backend=None, **case.options).isfinite().all()
+
+
+@triton.jit
+def step_of_integers(x, out, OP: tl.constexpr):
+    number = tl.load(x)
+    if OP == 'add':
+        tl.store(out, number + number)
+    elif OP == 'sub':
+        tl.store(out, -2 - number)
+    else:
+        tl.store(out, number * number)
+
+
+@several_programs
+@pytest.mark.parametrize(('op', 'fits'), [('add', 2**30), ('sub', 2**31 - 1), ('mul', 46_341)])
+def test_an_index_beyond_its_type_is_seen(op, fits):
+    out, most = torch.zeros(1, dtype=torch.int32), torch.tensor([fits - 1], dtype=torch.int32)
+    step_of_integers[(1,)](most, out, OP=op)
+    expected = {'add': 2**31 - 2, 'sub': -(2**31), 'mul': 46_340**2}[op]
+    assert out.item() == expected
+    with pytest.raises(Exception, match=f'overflow: {op}'):
+        step_of_integers[(1,)](most + 1, out, OP=op)
+
+
+# --------------------------------------------------------------------------------------- ttt_linear
+
+
+TOKENS = (1, 16, 17, 52, 100)
+# Relative to the largest value. The two sides add up in another order; in half precision they also
+# round the operands at other places: a few units of 2⁻¹¹, through a chain of chunks.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3}
+
+
+def sizes(tokens):
+    return {'batch': 1 if tokens > 52 else 2, 'heads': 1, 'dim': 64 if tokens % 2 else 32}
+
+
+def check(inputs, ways='fb', **options):
+    """Inputs of special values against the reference in fp64; op.check makes its own."""
+    exact = {n: x if x is None else x.double() for n, x in inputs.items()}
+    actual = with_gradients(lambda x: call(x, ways, backend='triton', **options), inputs)
+    expected = with_gradients(lambda x: call(x, ways, backend='reference', **options), exact)
+    assert_same(actual, expected, TOLERANCE[inputs['q'].dtype])
+
+
+@pytest.mark.parametrize('tokens', TOKENS)
+def test_fused_path_and_every_gradient(tokens, cut):
+    cut(0, 3)
+    check(make(tokens, **sizes(tokens)))
+
+
+@pytest.mark.parametrize('tokens', TOKENS)
+def test_scan_in_segments_and_every_gradient(tokens, cut):
+    # One segment of one mini-batch, of several, a ragged last one.
+    cut({1: 1, 16: 2, 17: 1, 52: 2, 100: 3}[tokens])
+    check(make(tokens, **sizes(tokens)))
+
+
+@pytest.mark.parametrize('case', OPS['ttt_linear'].kernel_cases)
+def test_in_segments_of_one_mini_batch(case, cut):
+    cut(1)
+    OPS['ttt_linear'].check(case, torch.float64, 'triton', TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ('size', 'tokens', 'segment'),
+    # Several chunks, in segments of one and two, ragged; padded; more than all tokens.
+    [(32, 70, 2), (64, 150, 8), (24, 80, 0), (8, 20, 1), (1, 3, 0), (100, 30, 1)],
+)
+def test_mini_batches_of_any_size(size, tokens, segment, cut):
+    cut(segment)
+    check(make(tokens, size=size, batch=1, heads=1, dim=32), size=size)
+
+
+@pytest.mark.parametrize(('size', 'tokens'), [(4, 10), (16, 5)])
+def test_what_fills_up_a_chunk_is_no_nan_without_eps(size, tokens, cut):
+    cut(0, 3)
+    # One image, one head: their own tokens have a variance.
+    inputs = make(tokens, size=size, batch=1, heads=1, dim=32, dtype=torch.float32)
+    check({**inputs, 'b0': torch.zeros_like(inputs['b0'])}, size=size, eps=0.0)
+
+
+def test_bf16_is_left_to_a_gpu():
+    with pytest.raises(
+        RuntimeError, match=r'q is torch\.bfloat16; the kernels have torch\.float32'
+    ):
+        call(make(2, dim=32, dtype=torch.bfloat16), backend='triton')
+
+
+def test_a_nan_is_seen_in_half_precision(cut):
+    cut(0, 3)
+    inputs = make(20, 'f', batch=1, heads=1, dim=32, dtype=torch.float16)
+    inputs['v'] = inputs['v'].clone()
+    inputs['v'][0, 3, 0, 0, 5] = torch.nan
+    # In its mini-batch, whose products it is in, and in all that follow: as in the reference.
+    for backend in ('triton', 'reference'):
+        assert call(inputs, 'f', backend=backend).isnan().all()
+
+
+@pytest.mark.parametrize(('segment', 'size'), [(0, 16), (2, 16), (1, 24), (0, 32)])
+def test_both_backends_save_the_same(segment, size, cut):
+    # The backward pass of one can follow the forward pass of the other.
+    cut(segment)
+    tensors = make(52, size=size, dim=32).values()
+    actual, expected = (OP(*tensors, 'fb', size, 1e-6, way) for way in ('triton', 'reference'))
+    for name, x, y in zip(('o', 'z_kept', 'w_kept', 'c_kept'), actual, expected, strict=True):
+        assert x.shape == y.shape, name
+        assert error(x, y) < TOLERANCE[torch.float64], name
+
+
+@pytest.mark.parametrize('backend', ['triton', 'reference'])
+def test_no_gradient_depends_on_a_mean_of_what_was_saved(backend, cut):
+    # Rounding gives Z and the states a mean over the features, which LayerNorm ignores.
+    cut(2)
+    inputs = make(52, batch=1, heads=1, dim=20).values()
+    o, *saved = OP(*inputs, 'fb', 16, 1e-6, backend)
+    grad = torch.randn(o.shape, generator=torch.Generator().manual_seed(1), dtype=o.dtype)
+    shifted = [x + 0.1 for x in saved]
+    found = OP_BACKWARD(grad, *inputs, *shifted, 'fb', 16, 1e-6, backend)
+    expected = OP_BACKWARD(grad, *inputs, *saved, 'fb', 16, 1e-6, backend)
+    for name, x, y in zip(NAMES, found, expected, strict=True):
+        assert error(x, y) < TOLERANCE[torch.float64], name
+
+
+@pytest.mark.parametrize(('first', 'then'), [('triton', 'reference'), ('reference', 'triton')])
+@pytest.mark.parametrize('dtype', TOLERANCE, ids=str)
+def test_one_backend_follows_the_other(first, then, dtype, cut):
+    cut(0, 3)
+    # 20 channels: the kernels fill them up to 32.
+    inputs = make(37, batch=1, heads=1, dim=20, dtype=dtype)
+    o, *kept = OP(*inputs.values(), 'fb', 16, 1e-6, first)
+    grad = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    actual = OP_BACKWARD(grad, *inputs.values(), *kept, 'fb', 16, 1e-6, then)
+    exact = {n: x.double() for n, x in inputs.items()}
+    _, expected = with_gradients(lambda x: call(x, backend='reference'), exact, grad=grad)
+    for (name, y), x in zip(expected.items(), actual, strict=True):
+        assert error(x, y) < TOLERANCE[dtype], name
+
+
+@pytest.mark.parametrize('apart', [False, True])
+@pytest.mark.parametrize('dtype', TOLERANCE, ids=str)
+def test_the_output_is_the_same_whether_or_not_anything_is_kept(apart, dtype, cut):
+    cut(2 if apart else 0, 3)
+    inputs = make(52, batch=1, heads=1, dim=32, dtype=dtype)
+    kept, not_kept = (OP(*inputs.values(), 'fb', 16, 1e-6, 'triton', x) for x in (True, False))
+    assert torch.equal(kept[0], not_kept[0])
+    assert not any(x.numel() for x in not_kept[1:])
+
+
+def test_a_token_too_far_from_the_next_is_named():
+    from ttt_kernels.ttt_linear import kernel
+
+    inputs = make(2, dim=32, dtype=torch.float32)
+    far = torch.empty((2**27 + 64) // 32, 1, 2, 2, 32, device='meta')
+    far = far.as_strided((2, 2, 2, 2, 32), (1, 2**27, 64, 32, 1))
+    reason = kernel.unsupported_reason(Inputs(**{**inputs, 'k': far}), 16)
+    assert 'k has 134217728 elements from token to token' in reason
+
+
+def test_large_mini_batches_of_large_heads_in_fp32_have_no_kernel():
+    from ttt_kernels.ttt_linear import kernel
+
+    for dim, size, none in ((72, 17, True), (72, 16, False), (64, 17, False)):
+        inputs = Inputs(**make(2, size=size, dim=dim, dtype=torch.float32))
+        reason = kernel.unsupported_reason(inputs, size)
+        assert (reason or '').endswith('at most 16, not 17') == none, (dim, size)
+
+
+def test_a_gpu_with_little_shared_memory_is_told_so(monkeypatch):
+    from ttt_kernels.ttt_linear import kernel
+
+    monkeypatch.setattr(_launch, 'gpu', lambda *_: _launch.Gpu(little=True))
+    for dim, dtype in ((72, torch.float32), (72, torch.float16), (64, torch.float32)):
+        reason = kernel.unsupported_reason(Inputs(**make(2, dim=dim, dtype=dtype)), 16)
+        assert (reason or '').endswith('too little shared memory') == (
+            (dim, dtype) == (72, torch.float32)
+        )
+
+
+@triton.jit
+def write_offsets(
+    out, scan, T, R, H, reverse_mask, b, t, r, h, n, SIZE: tl.constexpr, DENSE: tl.constexpr
+):
+    D: tl.constexpr = 64
+    start, step = scan_start(scan, T, R, H, reverse_mask, (b, t, r, h))
+    if DENSE:
+        start, step = dense_start(scan, T, R, H, reverse_mask, D)
+    tile = tl.arange(0, 16)[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(out + tile, tile_pointers(start, step, n, D, SIZE))
+
+
+@pytest.mark.parametrize('dense', [True, False])
+@pytest.mark.parametrize('last', [True, False])
+@pytest.mark.parametrize('size', [16, 24])
+def test_offsets_do_not_overflow(last, dense, size):
+    batch, tokens, scans, heads, dim = 9, 2**21 + 5, 2, 12, 64
+    b, t, r, h = tokens * scans * heads * dim, scans * heads * dim, heads * dim, dim
+    if not dense:
+        # A view into a packed projection.
+        b, t = 3 * b, 3 * t
+    assert batch * b > 2**34
+    scan = batch * scans * heads - 1 if last else 0
+    image, way, head = scan // (scans * heads), scan // heads % scans, scan % heads
+    # The last one; mini-batches of 24 tokens are two chunks each.
+    chunk = triton.cdiv(tokens, 16) - 1 if size == 16 else 2 * (tokens // 24) + 1
+    out = torch.empty(16, dim, dtype=torch.int64)
+    where = (scan, tokens, scans, heads, 0b10, b, t, r, h, chunk)
+    write_offsets[(1,)](out, *where, SIZE=size, DENSE=dense)
+    places = (chunk * 16 if size == 16 else tokens // 24 * 24 + 16) + torch.arange(16)
+    # The second scan runs backward.
+    places = tokens - 1 - places if way else places
+    rows = image * b + places * t + way * r + head * h
+    assert torch.equal(out, rows[:, None] + torch.arange(dim))
+
+
+def test_few_scans_of_many_tokens_have_their_output_from_a_kernel_of_its_own():
+    from ttt_kernels.ttt_linear.kernel import output_apart
+
+    assert output_apart(64, scans_per_sm=12 / 132, tokens=4200)
+    assert not output_apart(64, scans_per_sm=12 / 132, tokens=196)
+    assert not output_apart(64, scans_per_sm=3072 / 132, tokens=4200)
+
+
+# ---------------------------------------------------------------------------------- the inner steps
+
+
+every_step = pytest.mark.parametrize('op', STEPS.values(), ids=STEPS)
+
+
+@pytest.mark.parametrize(
+    ('backend', 'zero'),
+    [('reference', 'q'), ('reference', 'k'), ('reference', 'v'), ('triton', 'k'), ('triton', 'v')],
+)
+@every_step
+def test_a_zero_gradient_has_a_derivative(op, backend, zero):
+    # ‖g‖ = 0 for k = 0 or v = 0: the damping is the identity there, and nothing is divided by 0.
+    inputs = op.make((3, 3), dim=16)
+    inputs[zero] = torch.zeros_like(inputs[zero])
+    expected = with_gradients(op.definition, inputs, hw=(3, 3))
+    assert all(g.isfinite().all() for g in expected[1].values())
+    assert_same(with_gradients(op.call, inputs, (3, 3), backend=backend), expected, 1e-12)
+
+
+@every_step
+def test_one_program_takes_a_whole_sum(op, one_program):
+    op.check(Case((3, 40), {'dim': 32, 'batch': 1}), torch.float64, 'triton', op.kernel_tolerance)
+
+
+@every_step
+def test_small_values_do_not_underflow_in_half_precision(op, several_programs):
+    # v/N would be around 1e-6, of which fp16 keeps four bits, as that of a map of 66 800 tokens.
+    hw = (20, 30)
+    inputs = op.make(hw, dim=32, batch=1, dtype=torch.float16)
+    inputs['v'] = inputs['v'] * 2**-10
+    g = inner_gradient(op, inputs, hw, 'triton')
+    exact = {n: x.double() for n, x in inputs.items()}
+    expected = inner_gradient(op, exact, hw, 'reference')
+    # The gated model rounds the operands of its products to 11 bits.
+    assert ((g - expected).norm() / expected.norm()).item() < 2e-3
+
+
+@every_step
+def test_small_gradients_keep_their_bits_in_half_precision(op, several_programs):
+    # dO near the least normal number of fp16: its mean products over the tokens lie far below.
+    hw = (14, 14)
+    inputs = op.make(hw, dim=32, batch=1, dtype=torch.float16)
+    inputs = {n: x.requires_grad_() for n, x in inputs.items()}
+    exact = {n: x.detach().double().requires_grad_() for n, x in inputs.items()}
+    grad = normal(torch.Generator().manual_seed(1), *inputs['q'].shape)
+    grad = (grad.abs() * 2**-13).half()
+    names = [n for n in inputs if n.startswith('w')]
+    actual, expected = (
+        torch.autograd.grad(
+            op.call(x, hw, backend=backend), [x[n] for n in names], grad.to(x['q'].dtype)
+        )
+        for x, backend in ((inputs, 'triton'), (exact, 'reference'))
+    )
+    for name, x, y in zip(names, actual, expected, strict=True):
+        assert ((x - y).norm() / y.norm()).item() < 5e-3, name
+
+
+@pytest.mark.parametrize(('tokens', 'sums'), [(1, 1), (17, 3), (196, 768), (66_800, 3), (6400, 0)])
+def test_every_token_has_one_program(tokens, sums):
+    splits, span = _launch.split(tokens, sums, 32)
+    assert span % 32 == 0
+    assert (splits - 1) * span < tokens <= splits * span
+
+
+@pytest.mark.parametrize('splits', [1, 16, 37])
+def test_partial_sums_add_up(splits):
+    partials = normal(torch.Generator().manual_seed(0), 3, splits, 5, 33)
+    expected = partials.sum(1) * 0.25 / 7
+    torch.testing.assert_close(_launch.add_up(partials, 0.25, 7), expected, rtol=0, atol=1e-14)
+
+
+def test_one_channel_a_head_of_loud_tokens():
+    """The gradient is all along G, of which the damping leaves 1/(‖G‖ + 1)."""
+    op, hw = OPS['ttt_glu'], (5, 3)
+    inputs = op.make(hw, dim=1, batch=1, dtype=torch.float32)
+    inputs |= {n: inputs[n] * 1e3 for n in op.tokens}
+    exact = {n: x.double() for n, x in inputs.items()}
+    actual = with_gradients(lambda x: op.call(x, hw, backend='triton'), inputs)
+    expected = with_gradients(lambda x: op.call(x, hw, backend='reference'), exact)
+    assert_same(actual, expected, 1e-5)
+
+
+# -------------------------------------------------------------------------------------- deform_attn
+
+
+# Two levels, and queries that few programs take: the interpreter is slow.
+LEVELS = ((3, 4), (2, 2))
+
+
+def few(queries=5, heads=2, dtype=torch.float64):
+    return sampling.make(LEVELS, queries, heads=heads, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ('backend', 'dtype'),
+    [('reference', torch.int64), ('triton', torch.int64), ('triton', torch.int32)],
+)
+def test_sizes_in_a_tensor_are_those_in_numbers(backend, dtype):
+    inputs, sizes = few(3, heads=1), torch.tensor(LEVELS, dtype=dtype)
+    expected = with_gradients(sampling.call, inputs, LEVELS, backend=backend)
+    actual = with_gradients(sampling.call, inputs, sizes, backend=backend)
+    assert torch.equal(actual[0], expected[0])
+    assert all(torch.equal(actual[1][n], x) for n, x in expected[1].items())
+    if backend != 'triton':  # which does not read a tensor on a GPU
+        with pytest.raises(ValueError, match='value has S = 16 pixels, but the 2 levels'):
+            sampling.call(inputs, torch.ones_like(sizes), backend=backend)
+
+
+@pytest.mark.parametrize('backend', ['reference', 'triton'])
+def test_a_location_that_is_no_number_spoils_its_own_query_only(backend):
+    inputs = few(6, dtype=torch.float32)
+    expected = sampling.call(inputs, LEVELS, backend=backend)
+    inputs['sampling_locations'][0, 2, 1, 0, 0] = torch.tensor([float('nan'), 0.5])
+    inputs['sampling_locations'][0, 3, 1] = float('inf')
+    inputs['sampling_locations'][0, 4, 1] = -1e38
+    output, grads = with_gradients(sampling.call, inputs, LEVELS, backend=backend)
+    assert output.isnan()[0, 2, 5:].all()
+    # Infinitely far outside is outside: zeros.
+    assert output[0, 3:5, 5:].eq(0).all()
+    others = torch.ones(2, 6, 10, dtype=torch.bool)
+    others[0, 2:5] = False
+    assert torch.equal(output[others], expected[others])
+    assert grads['sampling_locations'][1].isfinite().all()
+
+
+@pytest.mark.parametrize('dtype', [FP32, FP16], ids=str)
+@pytest.mark.parametrize('op', ['deform_attn', 'deform_attn fused'])
+def test_the_tiles_of_a_gpu(op, dtype):
+    case = pyramid(((3, 4), (2, 2)), queries=4, batch=1, heads=2, dim=32)
+    OPS[op].check(case, dtype, 'triton', OPS[op].kernel_tolerance)
+
+
+def test_sizes_beyond_the_values_count_as_zeros(several_programs):
+    """The host does not read a tensor on a GPU; nothing outside of the values may be touched."""
+    inputs = sampling.make(LEVELS, 5, dtype=torch.float32)
+    sizes = torch.tensor([[3, 4], [90, 70]])
+    actual = with_gradients(lambda x: sampling.call(x, sizes, backend='triton'), inputs)
+    inputs['attention_weights'][:, :, :, 1] = 0
+    expected = sampling.call(inputs, LEVELS, backend='reference')
+    assert error(actual[0], expected) < 1e-6
+    assert actual[1]['value'][:, 12:].eq(0).all()
+
+
+def test_the_slope_on_a_pixel_is_the_right_one(several_programs):
+    value = torch.tensor([0.0, 1, 10, 100]).view(1, 4, 1, 1)
+    # Centres of the four pixels, exactly.
+    x = (torch.arange(4) + 0.5) / 4
+    inputs = {
+        'value': value,
+        'sampling_locations': torch.stack((x, torch.full((4,), 0.5)), -1).view(1, 4, 1, 1, 1, 2),
+        'attention_weights': torch.ones(1, 4, 1, 1, 1),
+    }
+    grad = torch.ones(1, 4, 1)
+    for backend in ('triton', 'reference'):
+        output, grads = with_gradients(
+            lambda x, b=backend: sampling.call(x, ((1, 4),), backend=b), inputs, grad=grad
+        )
+        assert output.flatten().tolist() == [0, 1, 10, 100]
+        assert grads['sampling_locations'][..., 0].flatten().tolist() == [4, 36, 360, -400]
+
+
+@pytest.mark.parametrize('size', [50_000, 20_000])
+def test_indices_beyond_32_bits_are_left_to_the_reference(size):
+    from ttt_kernels.deform_attn import kernel
+
+    value = torch.empty((1, size * size, 2, 16), device='meta')
+    places, weights = torch.empty(1, 3, 2, 1, 4, 2), torch.empty(1, 3, 2, 1, 4)
+    assert 'need 64-bit indices' in kernel.unsupported_reason(
+        value, [size, size], None, None, places, weights
+    )
+
+
+# --------------------------------------------------------------------------- the check on a new GPU
+
+
+@pytest.mark.parametrize(('name', 'dtype'), [('causal_conv', FP32), ('ttt_glu', FP16)])
+def test_the_kernels_agree(name, dtype):
+    assert _compare.compare(name, dtype, torch.device('cpu')) is None
