@@ -5,3 +5,6 @@ _base_ = './dino_dinov3_s_1x.py'
 
 model = dict(backbone=dict(backbone=dict(linearize=dict())))
 optim_wrapper = dict(paramwise_cfg=dict(new_lr_mult=20.0))
+
+# Blocks of a linearized ViT would be compiled for each size of image.
+compile_blocks = False

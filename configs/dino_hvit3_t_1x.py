@@ -9,6 +9,9 @@ test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + 'annotations/instances_val2017.json')
 test_evaluator = val_evaluator
 
+# Images of many sizes: one graph of each kind of block, when training on a GPU.
+compile_blocks = dict(dynamic=True)
+
 model = dict(
     backbone=dict(
         _delete_=True,

@@ -14,6 +14,9 @@ test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + 'annotations/instances_val2017.json')
 test_evaluator = val_evaluator
 
+# Crops of one size: one graph of the backbone, when training on a GPU.
+compile_blocks = dict(dynamic=False, whole=True)
+
 model = dict(
     backbone=dict(
         _delete_=True,

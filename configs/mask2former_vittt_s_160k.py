@@ -7,6 +7,9 @@ train_dataloader = dict(dataset=dict(data_root=data_root))
 val_dataloader = dict(dataset=dict(data_root=data_root))
 test_dataloader = val_dataloader
 
+# Crops of one size: one graph of the backbone, when training on a GPU.
+compile_blocks = dict(dynamic=False, whole=True)
+
 model = dict(
     backbone=dict(
         _delete_=True,

@@ -9,5 +9,5 @@ train_dataloader = dict(batch_size=2, dataset=dict(data_root=data_root))
 val_dataloader = dict(dataset=dict(data_root=data_root))
 test_dataloader = val_dataloader
 
-# Crops of one size: a graph for each kind of block, when training on a GPU.
-compile_blocks = dict(dynamic=False)
+# Crops of one size: one graph of the backbone, when training on a GPU.
+compile_blocks = dict(dynamic=False, whole=True)

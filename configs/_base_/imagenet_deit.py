@@ -8,8 +8,8 @@ train_dataloader = dict(batch_size=128, dataset=dict(data_root=data_root))
 val_dataloader = dict(batch_size=128, dataset=dict(data_root=data_root))
 test_dataloader = val_dataloader
 
-# Images of one size: a graph for each kind of block, when training on a GPU.
-compile_blocks = dict(dynamic=False)
+# Images of one size: one graph of the backbone, when training on a GPU.
+compile_blocks = dict(dynamic=False, whole=True)
 
 # For test.py --tta: the scores of each image and of its mirror image are averaged.
 flips = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]

@@ -1,4 +1,4 @@
-"""Compiles the blocks of a model with torch.compile, and nothing around them."""
+"""Compiles the blocks of a model with torch.compile, or its backbones as a whole."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,10 +21,24 @@ def blocks_of(model: nn.Module, names: Sequence[str] = BLOCKS) -> list[nn.Module
     return [m for m in model.modules() if type(m).__name__.endswith(tuple(names))]
 
 
+def _backbones_of(model: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]:
+    """Outermost modules named `backbone` with blocks, or the model itself if there is none."""
+    outermost: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f'{outer}.') for outer in outermost)
+        if name.split('.')[-1] == 'backbone' and not inside and set(blocks) & set(module.modules()):
+            outermost[name] = module
+    return list(outermost.values()) or [model]
+
+
 def compile_blocks(
-    model: nn.Module, names: Sequence[str] = BLOCKS, dynamic: bool | None = True, **options: Any
-) -> int:
-    """Compiles every block of a model in place, at its first run; returns their number.
+    model: nn.Module,
+    names: Sequence[str] = BLOCKS,
+    dynamic: bool | None = True,
+    whole: bool = False,
+    **options: Any,
+) -> list[nn.Module]:
+    """Compiles every block of a model in place, at its first run; returns the compiled modules.
 
     Names of parameters, checkpoints and `with_cp` are unchanged. Three settings of torch change for
     the whole process, because a single compilation has none of them: it makes more graphs of a
@@ -38,15 +52,23 @@ def compile_blocks(
         dynamic: One graph for all image sizes, so that results do not depend on where a training
             was resumed. None, torch's default, makes one for the first size and one for the others;
             False one for each.
+        whole: One graph of each module named `backbone` (or of the model) instead of one of each
+            kind of block. A step takes a fifth less of the host's time, and compilation about three
+            times as long. Backbones with `with_cp` keep the graphs of their blocks.
         options: Other options of `torch.compile`: `mode`, `backend`, …
     """
-    blocks = blocks_of(model, names)
-    if not blocks:
+    compiled = blocks_of(model, names)
+    if not compiled:
         raise UsageError(
             f'nothing to compile: no class in {type(model).__name__} has a name that ends in '
             f'{" or ".join(names)}; leave --compile (mmvttt.CompileHook) out, or name its blocks '
             "with custom_hooks=[dict(type='mmvttt.CompileHook', names=['Layer'])]"
         )
+    if whole:
+        for backbone in _backbones_of(model, compiled):
+            parts = set(backbone.modules())
+            if not any(getattr(part, 'with_cp', False) for part in parts):
+                compiled = [*(block for block in compiled if block not in parts), backbone]
     config = torch.compiler.config
     config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
     # Without it inductor (torch 2.14) cannot sort a view's symbolic strides in the backward pass:
@@ -54,6 +76,6 @@ def compile_blocks(
     fx_config.use_duck_shape = False
     if hasattr(inductor, 'strict_output_strides'):
         inductor.strict_output_strides = True
-    for block in blocks:
-        block.compile(dynamic=dynamic, **options)
-    return len(blocks)
+    for module in compiled:
+        module.compile(dynamic=dynamic, **options)
+    return compiled

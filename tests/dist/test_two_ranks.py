@@ -30,6 +30,14 @@ def test_a_training_has_the_same_weights(folder: Path) -> None:
     assert (folder / 'work' / 'epoch_2.pth').is_file()
 
 
+def test_compiled_backbones_have_the_gradients_of_eager_ones(folder: Path) -> None:
+    first, second = (torch.load(folder / f'compiled_{rank}.pth') for rank in range(2))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    eager, *compiled = first
+    for gradients in compiled:
+        torch.testing.assert_close(gradients, eager)
+
+
 def test_all_ranks_stop_where_one_goes_wrong(folder: Path) -> None:
     """Under DDP and FSDP, with a forward that communicates; the second step of rank 1 is bad."""
     lines = (folder / 'log').read_text().splitlines()

@@ -4,6 +4,7 @@ Writes to the folder of its first argument. Reaching the end is the test that no
 another.
 """
 
+import logging
 import sys
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,9 @@ from mmengine.registry import HOOKS, MODEL_WRAPPERS
 from torch import Tensor, nn
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 
+from mmvttt.models import Vittt
 from mmvttt.openmmlab.apis.train import train
+from mmvttt.openmmlab.engine import CompileHook
 from mmvttt.openmmlab.reliability.anomaly_hook import AnomalyError, AnomalyHook
 
 ROOT = Path(__file__).parents[2]
@@ -111,8 +114,38 @@ def statistics_of_imagenet() -> None:
     torch.save(model.norm.running_mean, FOLDER / f'mean_{rank}.pth')
 
 
+class Wrapped(BaseModel):
+    """The loss of a backbone; the blocks of different images learn different things."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
+        self.backbone = Vittt(sizes, img_size=32)
+
+    def forward(self, inputs: Tensor, mode: str) -> dict[str, Tensor]:
+        return dict(loss=self.backbone(inputs)[0].square().mean())
+
+
+def gradients_of_compiled_backbones() -> None:
+    """Gradients of two steps: eager, with compiled blocks, with the backbone as one graph."""
+    rank, gradients = dist.get_rank(), []
+    for options in (None, {}, dict(whole=True, dynamic=False)):
+        model = MMDistributedDataParallel(Wrapped())
+        if options is not None:
+            hook = CompileHook(options=dict(backend='aot_eager', **options))
+            hook.before_run(SimpleNamespace(model=model, logger=logging.getLogger()))
+        for step in range(2):
+            torch.manual_seed(2 * step + rank)
+            model.zero_grad()
+            model(torch.randn(2, 3, 32, 32), mode='loss')['loss'].backward()
+        gradients.append({n: p.grad for n, p in model.module.named_parameters()})
+    torch.save(gradients, FOLDER / f'compiled_{rank}.pth')
+
+
 if __name__ == '__main__':
     tiny_training()
+    gradients_of_compiled_backbones()
     bad_loss_of_one_rank()
     statistics_of_imagenet()
     dist.destroy_process_group()

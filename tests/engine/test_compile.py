@@ -9,15 +9,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.registry import init_default_scope
+from mmpretrain.structures import DataSample
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 from mmvttt.deploy.compile import compile_blocks
 from mmvttt.errors import UsageError
 from mmvttt.models import T5, HViT3, ViT3, ViTAdapter, Vittt
+from mmvttt.models.distillation import distillation_losses
 from mmvttt.openmmlab.apis import train as train_api
 from mmvttt.openmmlab.apis.train import choose_compile
 from mmvttt.openmmlab.engine import CompileHook
+from mmvttt.openmmlab.registry import MODELS as REGISTRY
+
+from ..configs.reduced import batch_for, build, reduce_model
+from ..models.test_distillation import source_and_twin
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 PLAIN = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
@@ -90,6 +97,81 @@ def test_every_kind_of_block_is_one_graph_with_the_numbers_of_the_eager_model(
         torch.testing.assert_close(loss(copied, x), loss(model.eval(), x))
 
 
+@pytest.mark.parametrize(
+    'name',
+    [n if n in ('vit3', 'h_vit3') else pytest.param(n, marks=pytest.mark.stress) for n in MODELS],
+)
+def test_a_whole_backbone_is_one_graph_with_the_numbers_of_the_eager_model(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict(dict(backbone=MODELS[name](), head=nn.Linear(1, 1))).train()
+    compiled, counter = copy.deepcopy(model), CompileCounter()
+    parts = compile_blocks(compiled, whole=True, dynamic=False, backend=counter, fullgraph=True)
+    assert parts == [compiled['backbone']]
+    x = torch.randn(2, 3, 64, 96)
+    grads = []
+    for m in (compiled, model):
+        torch.manual_seed(1)
+        loss(m['backbone'], x).backward()
+        grads.append({n: p.grad for n, p in m['backbone'].named_parameters()})
+    torch.testing.assert_close(*grads)
+    assert counter.frame_count == 1
+
+
+def test_a_checkpointed_backbone_keeps_the_graphs_of_its_blocks() -> None:
+    model = nn.ModuleDict(dict(backbone=Vittt(PLAIN, with_cp=True), teacher=Vittt(PLAIN)))
+    parts = compile_blocks(model, whole=True, backend='eager')
+    assert [type(part).__name__ for part in parts] == ['VitttBlock'] * 8
+
+
+@pytest.mark.parametrize('whole', [False, True])
+def test_mesa_trains_and_evaluates_compiled(whole: bool) -> None:
+    init_default_scope('mmpretrain')
+    torch.manual_seed(0)
+    arch = dict(PLAIN, num_layers=2)
+    model = REGISTRY.build(
+        dict(
+            type='mmvttt.MESAClassifier',
+            backbone=dict(type='mmvttt.ViT3', arch=arch, img_size=32, out_type='avg_featmap'),
+            head=dict(type='LinearClsHead', num_classes=3, in_channels=32),
+        )
+    ).train()
+    model.distilling = True
+    models = model, copy.deepcopy(model)
+    hook = CompileHook(options=dict(backend='aot_eager', whole=whole, dynamic=False))
+    runner = SimpleNamespace(model=models[1], logger=logging.getLogger())
+    hook.before_run(runner)
+    samples = [DataSample().set_gt_label(i) for i in range(3)]
+    for _ in range(2):
+        x = torch.randn(3, 3, 32, 48)
+        for m in models:
+            m.zero_grad()
+            sum(m.loss(x, samples).values()).backward()
+            with torch.no_grad():
+                for p in m.parameters():
+                    if p.grad is not None:
+                        p -= 0.1 * p.grad
+            m.update_teacher(0.9)
+        torch.testing.assert_close(*(m.state_dict() for m in models))
+    hook.before_val(runner)
+    scores = [m.eval().predict(x, None) for m in models]
+    for one, other in zip(*scores, strict=True):
+        torch.testing.assert_close(one.pred_score, other.pred_score)
+
+
+def test_a_twin_is_distilled_compiled() -> None:
+    source, twin = source_and_twin()
+    compiled = [copy.deepcopy(m) for m in (source, twin)]
+    for m in compiled:
+        compile_blocks(m, dynamic=False, backend='aot_eager')
+    x = torch.randn(2, 3, 32, 48)
+    losses = [distillation_losses(*pair, x) for pair in ((source, twin), compiled)]
+    torch.testing.assert_close(*losses)
+    for pair in losses:
+        pair['loss_distil'].backward()
+    grads = [{n: p.grad for n, p in m.named_parameters()} for m in (twin, compiled[1])]
+    torch.testing.assert_close(*grads)
+
+
 def test_a_training_with_the_hook_has_the_losses_of_one_without(run: Callable) -> None:
     hook = dict(type='mmvttt.CompileHook', names=['Linear'], options=dict(backend='eager'))
     losses = []
@@ -135,8 +217,8 @@ def test_who_compiles(
 
 def test_recipes_compile_as_their_images_have_one_size_or_many() -> None:
     for name, options in (
-        ('vittt_t_in1k', dict(dynamic=False)),
-        ('upernet_vittt_t_160k', dict(dynamic=False)),
+        ('vittt_t_in1k', dict(dynamic=False, whole=True)),
+        ('upernet_vittt_t_160k', dict(dynamic=False, whole=True)),
         ('maskrcnn_vittt_t_1x', dict(dynamic=True)),
         ('maskrcnn_dinov3_s_linear_1x', False),
     ):
@@ -192,3 +274,39 @@ def test_sizes_and_validations_make_no_graph(options: dict, graphs: int) -> None
 def test_options_are_a_dict() -> None:
     with pytest.raises(TypeError, match=r"options='max-autotune'.*dynamic"):
         CompileHook(options='max-autotune')
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize(
+    'name',
+    [
+        'deit3_s_linear_in1k_30e',
+        't5plus_t_in1k_30e',
+        'hvit3_t_mesa_in1k',
+        'upernet_vittt_t_160k',
+        'upernet_hvit3_t_160k',
+        'upernet_dinov3_s_linear_160k',
+        'upernet_dinov2_b_160k',
+        'mask2former_vittt_s_160k',
+        'mask2former_hvit3_t_1x',
+        'dino_hvit3_t_1x',
+        'maskrcnn_vittt_t_1x',
+    ],
+)
+def test_recipes_compiled_as_they_say_have_the_eager_gradients(name: str) -> None:
+    cfg = reduce_model(Config.fromfile(CONFIGS / f'{name}.py'))
+    model = build(cfg).train()
+    if hasattr(model, 'distilling'):
+        model.distilling = True
+    models = model, copy.deepcopy(model)
+    # Once for both: mixup draws random numbers.
+    batch = model.data_preprocessor(batch_for(cfg), True)
+    hook = CompileHook(options=dict(cfg.compile_blocks, backend='aot_eager'))
+    hook.before_run(SimpleNamespace(model=models[1], logger=logging.getLogger()))
+    grads = []
+    for m in models:
+        torch.manual_seed(1)
+        losses = m(**copy.deepcopy(batch), mode='loss')
+        m.parse_losses(losses)[0].backward()
+        grads.append({n: p.grad for n, p in m.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-5)

@@ -7,8 +7,8 @@ one thread. `dispatch` is an op whose kernels only allocate their results: what 
 a kernel. `launch` runs the kernels' own host code too, up to the launch itself. Triton's launcher,
 some 10 to 20 µs for each of an op's launches, is in neither. The gradients of convolutions, which
 oneDNN computes for longer than a GPU is launched, are allocated only. Everything else runs on the
-CPU, inductor's kernels in `compiled` included: steps whose blocks are compiled as in the recipes,
-beside eager ones of the model they are compared with.
+CPU, inductor's kernels in `compiled` included: steps whose blocks, or whose models, are compiled
+as in the recipes, beside eager ones of the model they are compared with.
 
 On a GPU nothing is replaced: wall, GPU and host time of the same ops and steps, at --size.
 """
@@ -19,6 +19,7 @@ import cProfile
 import csv
 import functools
 import io
+import itertools
 import os
 import pstats
 import statistics
@@ -218,7 +219,7 @@ def backward(call: Callable[..., Tensor], tensors: list[Tensor]) -> None:
 
 
 def training_step(
-    name: str, device: str, size: tuple[int, int, int], compiled: bool = False
+    name: str, device: str, size: tuple[int, int, int], compiled: str = ''
 ) -> Callable[[], None]:
     """Forward under bf16 autocast, backward, and gradients to None; no optimizer."""
     model, options, _ = MODELS[name]
@@ -229,7 +230,7 @@ def training_step(
     if compiled:
         from mmvttt.deploy.compile import compile_blocks
 
-        compile_blocks(net, dynamic=False)
+        compile_blocks(net, dynamic=False, whole=compiled == 'model')
     x = torch.randn(batch, 3, *sides, device=device)
 
     def step() -> None:
@@ -252,8 +253,8 @@ def time_steps(
     """A training step of every model, and its calls of torch and casts among them."""
     ways = dict.fromkeys(MODELS[name][2] for name in names) if compiled else names
     steps = {(name, 'step'): training_step(name, device, size) for name in ways}
-    for name in names if compiled else ():
-        steps[name, 'step, compiled blocks'] = training_step(name, device, size, compiled)
+    for name, part in itertools.product(names if compiled else (), ('blocks', 'model')):
+        steps[name, f'step, compiled {part}'] = training_step(name, device, size, part)
     hosts = host_times(steps, seconds, device == 'cuda')
     for (name, way), step in steps.items():
         wall, gpu = gpu_times(step) if device == 'cuda' else (None, None)

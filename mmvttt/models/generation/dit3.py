@@ -20,6 +20,7 @@ from mmvttt.arguments import check_int
 
 from ..backbones.base import resolve_arch
 from ..layers.conv import DWConv2d
+from ..layers.embedding import PatchConv2d
 from ..layers.json_options import from_json, to_json
 from ..layers.mixer import MIXERS, Mixer, TokenBlock, build_mixer, resolve_mixer
 from ..layers.ttt_mixer import TTTMixer
@@ -142,7 +143,7 @@ class DiT3(ModelMixin, ConfigMixin):
         written = to_json({'mixer': mixer}, _TABLES, foreign=True)
         self.register_to_config(out_channels=out_channels, **written)
         self.gradient_checkpointing = False
-        self.patch_embed = nn.Conv2d(in_channels, dims, patch_size, stride=patch_size)
+        self.patch_embed = PatchConv2d(in_channels, dims, patch_size, stride=patch_size)
         self.frequencies = Timesteps(_FREQUENCIES, flip_sin_to_cos=True, downscale_freq_shift=0)
         self.time_embed = TimestepEmbedding(_FREQUENCIES, dims)
         self.label_embed = nn.Embedding(num_classes + null_class, dims)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -48,8 +49,8 @@ class CompileHook(Hook):
 
     Args:
         names: Suffixes of block class names, see `compile_blocks`.
-        options: Options of `torch.compile`, e.g. `dict(dynamic=False)` if all images have the same
-            size.
+        options: Options of `compile_blocks` and `torch.compile`, e.g. `dict(dynamic=False,
+            whole=True)` if all images have the same size.
         required: Whether a model without such blocks is an error.
 
     Raises:
@@ -81,11 +82,12 @@ class CompileHook(Hook):
         if not self.required and not blocks_of(runner.model, self.names):
             runner.logger.info('torch.compile: the model has no blocks to compile')
             return
-        count = compile_blocks(runner.model, self.names, **self.options)
+        compiled = compile_blocks(runner.model, self.names, **self.options)
+        counts = Counter(type(module).__name__ for module in compiled)
+        parts = ', '.join(f'{count} × {name}' for name, count in counts.items())
         runner.logger.info(
-            f'torch.compile: {count} blocks, each kind when it first runs; the first steps take '
-            'longer. tools/train.py --no-compile, or compile_blocks = False in the config, '
-            'switches it off'
+            f'torch.compile: {parts}, each kind when it first runs; the first steps take longer. '
+            'tools/train.py --no-compile, or compile_blocks = False in the config, switches it off'
         )
 
     def before_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
