@@ -67,15 +67,10 @@ def load(
 def find_model(
     name: str, options: dict[str, Any] | None = None, weightless: bool = False
 ) -> NamedModel:
-    """Finds a config's or timm's model; without OpenMMLab, timm's only.
+    """Finds a config's or timm's model, with its options; without OpenMMLab, timm's only.
 
-    Args:
-        name: A config file, the name of one of mmvttt's configs, or a model of timm's registry.
-        options: Dotted keys of the config and their values, or arguments of timm's model.
-        weightless: Build it on the meta device if its code allows that.
-
-    Raises:
-        UsageError: There is no such model, or it needs OpenMMLab, which is not installed.
+    With `weightless` it is on the meta device if its code allows that. A UsageError says that there
+    is no such model.
     """
     if find_spec('mmengine') is None:
         from .named_model import find_timm

@@ -84,7 +84,7 @@ class Options(argparse.Action):
                 parser.error(f'{rest[0]} {key!r}: write KEY=VALUE, e.g. train_cfg.max_epochs=1')
             try:
                 items = ast.literal_eval(_Words().visit(ast.parse(f'[{text}]', mode='eval')))
-            except (SyntaxError, ValueError):
+            except (SyntaxError, TypeError, ValueError):
                 words = text.strip('[]').split(',')
                 items = [words] if text.startswith('[') else text.split(',')
             pairs[key] = items if len(items) > 1 else items[0] if items else ''
@@ -99,8 +99,10 @@ class _Words(ast.NodeTransformer):
         self.generic_visit(node)
         if not is_dict:
             return node
-        keys: list[ast.expr | None] = [k.arg and ast.Constant(k.arg) for k in node.keywords]
-        return ast.Dict(keys, [keyword.value for keyword in node.keywords])
+        return ast.Dict(
+            [ast.Constant(k.arg) if k.arg else None for k in node.keywords],
+            [k.value for k in node.keywords],
+        )
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         words = {'true': True, 'false': False, 'inf': float('inf'), 'nan': float('nan')}

@@ -34,11 +34,7 @@ def providers(module: str) -> list[str]:
 
 
 def extra(toolbox: str) -> str | None:
-    """The extra of mmvttt that installs a toolbox for the present OpenMMLab.
-
-    Args:
-        toolbox: 'mmdet', 'mmseg' or 'mmpretrain'; None is returned for another module.
-    """
+    """The extra of mmvttt that installs a toolbox for the present OpenMMLab, or None."""
     if toolbox not in _EXTRAS:
         return None
     original = any(is_installed(name) for m in ('mmengine', 'mmcv') for name in PROVIDERS[m][:-1])

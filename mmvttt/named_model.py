@@ -23,10 +23,6 @@ from .errors import DataError, UsageError, first_line
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def _as_it_is(model: nn.Module) -> nn.Module:
-    return model
-
-
 @dataclass(frozen=True)
 class NamedModel:
     """A model, its name and how the tools use it.
@@ -44,7 +40,7 @@ class NamedModel:
     model: nn.Module
     size: tuple[int, int]
     config: Any = None
-    dense: Callable[[nn.Module], nn.Module] = _as_it_is
+    dense: Callable[[nn.Module], nn.Module] = lambda model: model
 
     @property
     def backbone(self) -> nn.Module:
@@ -153,10 +149,8 @@ def image_channels(network: nn.Module) -> int:
 def read_picture(path: Path, size: tuple[int, int], keep_ratio: bool = False) -> Tensor:
     """Reads a file, upright, and resizes it to (height, width): RGB `(3, H, W)` in [0, 1].
 
-    With `keep_ratio`, to the largest size of the file's ratio inside.
-
-    Raises:
-        DataError: The file is missing or no image.
+    With `keep_ratio`, to the largest size of the file's ratio inside. A DataError names a file that
+    is missing or no image.
     """
     try:
         with Image.open(path) as file:

@@ -17,13 +17,9 @@ _NOFOLLOW = getattr(os, 'O_NOFOLLOW', 0)
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary name in the file's folder, for a writer that takes a path.
 
-    At the end of the block the file is flushed to disk and renamed to `path`, so that `path` always
-    has either the old or the whole new content. After an error it is removed and `path` is
-    unchanged. A link is replaced, not followed: its target may belong to another program. The
-    folder is created if missing.
-
-    Args:
-        path: The file to write or to replace.
+    At the end of the block the file is flushed to disk and renamed to `path`, which always has
+    either the old or the whole new content. After an error it is removed. A link is replaced, not
+    followed: its target may belong to another program. A missing folder is created.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -81,12 +81,9 @@ _NORM: Rules = ((r'(?:layernorm|norm)\.', 'norm.'),)
 
 
 class Family(NamedTuple):
-    """The names of one family of transformers.
+    """The names of one family of transformers: in blocks and outside them → timm's.
 
-    Attributes:
-        mark: A name that tells it, the first attention's; its group 1 is the part up to a block.
-        block: Names inside of a block → timm's.
-        rest: Names outside the blocks → timm's.
+    `mark` is a name that tells the family; its group 1 is the part up to a block.
     """
 
     mark: str
@@ -121,13 +118,10 @@ _CHUNKED = re.compile(r'(.*\bblocks)\.\d+\.(\d+)\.')
 
 
 def timm_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of transformers by timm's names; others as they are.
+    """Weights of transformers, under any prefix, by timm's names; others as they are.
 
     The blocks of DINOv2's own large models, saved in chunks (`blocks.0.3.norm1…`), lose the number
     of their chunk.
-
-    Args:
-        weights: Named tensors, under any prefix.
 
     Raises:
         CheckpointError: A name of a family's file is not known, or a query, key or value is absent.
@@ -255,11 +249,7 @@ def to_timm(
 ) -> dict[str, Tensor]:
     """Weights of transformers, of timm's hub or of a model's authors by the names of a timm model.
 
-    Args:
-        weights: Named tensors without a prefix.
-        model: The timm model that they are for.
-        name: Its name in timm's registry, for the errors.
-        rename: timm's own `checkpoint_filter_fn` for models of this class.
+    `name` is the model's in timm's registry, and `rename` timm's `checkpoint_filter_fn` for it.
 
     Raises:
         CheckpointError: The weights have a part that the model lacks, such as registers, or are of

@@ -102,11 +102,7 @@ def require_parts(
 ) -> None:
     """Refuses a checkpoint that has none of a part that all blocks have, or no patch embedding.
 
-    Args:
-        report: Of all tensors of a module.
-        new: Names that no checkpoint of the source has.
-        source: Name of the file, for the message.
-        without: A part that may be missing; see `is_of`.
+    No checkpoint of the source has the names `new`; the part `without` may be missing (`is_of`).
     """
     lost = [*report.missing, *(line.partition(':')[0] for line in report.mismatched)]
     # 'blocks.#.mlp.fc1.weight', the same tensor of all blocks.
@@ -134,13 +130,7 @@ def least_matched(module: nn.Module) -> float:
 def require_match(
     module: nn.Module, weights: StateDict, source: str, prefix: str = ''
 ) -> LoadReport:
-    """Compares, with an error if hardly anything matches.
-
-    Args:
-        module: The module that the weights are for.
-        weights: All named tensors of the file.
-        source: Name of the file, for the message.
-        prefix: Only tensors with this prefix count, by the rest of their names.
+    """Compares the named tensors of a file that begin with `prefix` with a module's.
 
     Raises:
         CheckpointMismatchError: Fewer than a tenth of the module's tensors match.

@@ -8,11 +8,9 @@ _HEADINGS = ('', 'from', 'to, or why not', 'tensors')
 
 
 def names_table(title: str, kinds: Mapping[str, Iterable[tuple[str, str]]]) -> str:
-    """Table of pairs (old name, new name); names that differ only in numbers share a row.
+    """Table of pairs (old name, new name or reason) by the kind of change.
 
-    Args:
-        title: Heading of the table.
-        kinds: The pairs by kind of change: `{'matched': [(old name, new name or reason), …], …}`.
+    Names that differ only in numbers share a row.
     """
     rows = [_HEADINGS]
     for kind, pairs in kinds.items():

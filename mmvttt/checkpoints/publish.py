@@ -19,7 +19,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..version import __version__
 from .atomic_write import write_whole
-from .read import META, classes_of, named_tensors, read_content, under
+from .read import META, named_tensors, read_content, saved_classes, under
 from .sources import shown
 
 _HASH_DIGITS = 8
@@ -28,12 +28,7 @@ _SUFFIXES = ('.pth', '.safetensors')
 
 
 def describe_checkpoint(path: str | os.PathLike[str], depth: int = 2) -> str:
-    """Describes a file as text: size, entries, and the parameters of each part.
-
-    Args:
-        path: A checkpoint of mmengine or timm, or a state dict: see `read_content`.
-        depth: Levels of modules to list.
-    """
+    """Describes a file as text: size, entries, and the parameters of modules down to a depth."""
     content, source = read_content(path), shown(os.fspath(path))
     weights = named_tensors(content, source)
     meta = _meta(content)
@@ -43,10 +38,10 @@ def describe_checkpoint(path: str | os.PathLike[str], depth: int = 2) -> str:
     lines += [f'entries: {", ".join(map(str, others))}'] if others else []
     lines += [
         f'{key}: {meta[key]}'
-        for key in ('epoch', 'iter', 'time', 'mmengine_version', 'mmvttt_version', 'git_hash')
+        for key in ('epoch', 'iter', 'time', 'mmengine_version', 'mmvttt_version')
         if meta.get(key) is not None
     ]
-    if classes := classes_of(meta):
+    if classes := saved_classes(content):
         first = ', '.join(classes[:_LISTED])
         more = ', …' if len(classes) > _LISTED else ''
         lines.append(f'{len(classes)} classes: {first}{more}')
@@ -124,7 +119,7 @@ def publish_checkpoint(
     elif target.read_bytes() != data:
         raise UsageError(f'there is another file by the name of {os.fspath(target)!r}: move it')
     if out.suffix == '.safetensors':
-        names = ', '.join(map(_escaped, classes_of(meta)))
+        names = ', '.join(map(_escaped, saved_classes(content)))
         facts = [f'SHA-256: `{digest}`'] + [f'Classes: {names}'] * bool(names)
         usage = (
             'from mmvttt.checkpoints.load import load_pretrained\n\n'
@@ -140,12 +135,8 @@ def model_card(
 ) -> str:
     """A model card as hubs read it: Markdown under a header of YAML.
 
-    Args:
-        name: The title.
-        weights: Tensors of the file.
-        facts: Further lines of the list, in Markdown.
-        usage: Python that loads the file.
-        library: Name of the library that loads it besides mmvttt, 'timm'.
+    `facts` are further lines of its list, `usage` is Python that loads the file, and `library` one
+    that does besides mmvttt ('timm').
     """
     kinds = ', '.join(sorted({str(w.dtype).removeprefix('torch.') for w in weights.values()}))
     count = sum(w.numel() for w in weights.values())

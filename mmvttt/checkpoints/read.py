@@ -204,16 +204,12 @@ def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:
     }
 
 
-def saved_classes(content: Any) -> tuple[str, ...] | None:
+def saved_classes(content: Any) -> tuple[str, ...]:
     """Names of the classes that the content of a checkpoint was trained for, if it has them."""
-    return tuple(classes_of(content.get('meta') if isinstance(content, Mapping) else None)) or None
-
-
-def classes_of(meta: Any) -> list[str]:
-    """Class names in a checkpoint's `meta`; empty if it has none of a usual form."""
+    meta = content.get('meta') if isinstance(content, Mapping) else None
     data = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
     names = data.get('classes', data.get('CLASSES')) if isinstance(data, Mapping) else None
-    return list(map(str, names)) if isinstance(names, list | tuple) else []
+    return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
 
 
 def require_same_classes(content: Any, source: str, classes: Sequence[str] | None) -> None:
@@ -225,7 +221,7 @@ def require_same_classes(content: Any, source: str, classes: Sequence[str] | Non
         CheckpointMismatchError: A class has another number here.
     """
     saved = saved_classes(content)
-    if saved is None or classes is None or saved == tuple(classes):
+    if not saved or classes is None or saved == tuple(classes):
         return
     numbers = {name: i for i, name in enumerate(saved)}
     for i, name in enumerate(classes):

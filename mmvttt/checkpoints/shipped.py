@@ -14,11 +14,7 @@ def shipped_names() -> list[str]:
 
 
 def shipped_file(name: str) -> Path:
-    """The file of shipped weights, for `name` or `mmvttt://name`.
-
-    Raises:
-        CheckpointMissingError: No weights of this name come with mmvttt.
-    """
+    """The file of shipped weights, for `name` or `mmvttt://name`; else a CheckpointMissingError."""
     files = _files()
     short = name.removeprefix(SCHEME)
     if short not in files:

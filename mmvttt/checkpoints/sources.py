@@ -57,10 +57,7 @@ def without_password(source: str) -> str:
 def located(source: str) -> list[str]:
     """The file of a checkpoint, or its shards; a URL is downloaded if it is not there yet.
 
-    Raises:
-        CheckpointMissingError: There is none.
-        CheckpointError: It cannot be downloaded, is a URL of FTP, or the index of a folder makes no
-            sense.
+    Raises a CheckpointError if there is none, or it cannot be downloaded.
     """
     if source.startswith(SCHEME):
         return [os.fspath(shipped_file(source))]

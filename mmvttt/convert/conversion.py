@@ -78,8 +78,7 @@ class Conversion:
 
 
 def to_ours(weights: StateDict) -> Conversion:
-    """Converts public weights to ours: `backbone.…`, `head.fc.…`, and a detector's other parts
-    unchanged.
+    """Converts public weights to `backbone.…`, `head.fc.…`; a detector's other parts stay.
 
     Raises:
         CheckpointError: If the weights are of another model, of a shape that does not fit, or ours.

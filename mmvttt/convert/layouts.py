@@ -26,12 +26,7 @@ _DOWNSAMPLE = ('widen', 'halve', 'narrow')
 
 @dataclass(frozen=True)
 class Layout:
-    """The architecture of some weights, and the prefix of its names.
-
-    Attributes:
-        prefix: Prefix of the backbone's names, `''` or e.g. `'backbone.'`.
-        model: The backbone, without memory for its weights (on the meta device).
-    """
+    """The backbone of some weights, on the meta device, and the prefix of its names, or `''`."""
 
     prefix: str
     model: nn.Module
@@ -54,12 +49,7 @@ class Layout:
 
 
 def find_layout(weights: Mapping[str, Tensor], public: bool) -> Layout:
-    """The architecture of a whole state dict, by the shapes of its tensors.
-
-    Args:
-        weights: Named tensors.
-        public: Whether the names are the public ones, or ours.
-    """
+    """The architecture of a whole state dict with public names or ours, by its shapes."""
     marks = _PUBLIC_MARKS if public else _OUR_MARKS
     marked = sorted((name for name in weights if name.endswith(marks)), key=len)
     if not marked:
@@ -82,18 +72,14 @@ def find_layout(weights: Mapping[str, Tensor], public: bool) -> Layout:
             elif 'pos_embed' in inside:
                 model = _t5(inside, public)
             else:
-                model = _vit3(inside, inner)
+                arch, patches = _plain_sizes(inside, f'blocks.0.{inner}.w1')
+                model = ViT3(arch, **patches)
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f'The weights are damaged or of another model: names or shapes under {prefix!r} make '
             f'no sense ({type(error).__name__} {error}).'
         ) from error
     return Layout(prefix, model)
-
-
-def _vit3(weights: Mapping[str, Tensor], inner: str) -> ViT3:
-    arch, patches = _plain_sizes(weights, f'blocks.0.{inner}.w1')
-    return ViT3(arch, **patches)
 
 
 def _t5(weights: Mapping[str, Tensor], public: bool) -> T5:

@@ -22,41 +22,6 @@ from . import registry
 from .compat import apply_patches
 
 apply_patches()
-# The modules that register our types.
-for _registry in (
-    registry.MODELS,
-    registry.HOOKS,
-    registry.WEIGHT_INITIALIZERS,
-    registry.METRICS,
-    registry.INNER_MODELS,
-    registry.INNER_LOSSES,
-    registry.KEY_NORMS,
-):
-    _registry.locate(__name__, 'register', 'models')
-for _registry in (
-    registry.HOOKS,
-    registry.OPTIM_WRAPPERS,
-    registry.OPTIM_WRAPPER_CONSTRUCTORS,
-    registry.PARAM_SCHEDULERS,
-    registry.STRATEGIES,
-    registry.FUNCTIONS,
-):
-    _registry.locate(__name__, 'engine')
-for _registry in (registry.HOOKS, registry.DATASETS, registry.DATA_SAMPLERS, registry.LOOPS):
-    _registry.locate(__name__, 'reliability')
-for _registry in (registry.DATASETS, registry.TRANSFORMS):
-    _registry.locate(__name__, 'datasets')
-registry.HOOKS.locate(__name__, 'analysis.inner_loop_hook')
-registry.METRICS.locate(__name__, TeacherAccuracy='models.mesa')
-registry.TASK_UTILS.locate(__name__, FP32AnchorGenerator='models.fp32_anchor_generator')
-registry.MODELS.locate(
-    __name__,
-    MESAClassifier='models.mesa',
-    FP32RoIExtractor='models.fp32_roi_extractor',
-    BoxTTAModel='models.box_tta',
-    DiT3='models.diffusion_transformers',
-    LinearTransformer='models.diffusion_transformers',
-)
 # The library looks up names of other packages here.
 after_import('mmvttt.models.build', lambda build: build.set_resolver(registry.foreign_part))
 

@@ -12,7 +12,7 @@ from typing import Any
 from mmengine.config import Config
 
 from ..cli import EXPLAIN
-from ..distributions import extra, overlaid
+from ..distributions import missing, overlaid
 from ..errors import UsageError, suggest
 from .build_errors import explain_build
 
@@ -95,16 +95,13 @@ def load_config(
         toolbox = next((s for s, name in _TOOLBOXES.items() if name in str(error)), None)
         if toolbox is None:
             raise
-        raise UsageError(
-            f"the config '{config}' inherits from {toolbox}, which is missing: "
-            f"pip install 'mmvttt[{extra(toolbox)}]'"
-        ) from error
+        raise UsageError(f"the config '{config}' needs a base: {missing(toolbox)}") from error
     for key in _DICTS:
         if not isinstance(cfg.get(key), dict | None):
             raise UsageError(f"{key}={cfg[key]!r} in the config '{config}': give a dict")
-    if missing := [key for key in needed if cfg.get(key) is None]:
+    if absent := [key for key in needed if cfg.get(key) is None]:
         raise UsageError(
-            f"the config '{cfg.filename}' has no {', '.join(missing)}; it may be a part for the "
+            f"the config '{cfg.filename}' has no {', '.join(absent)}; it may be a part for the "
             '_base_ of another one'
         )
     _fetch_private(cfg)
@@ -117,9 +114,8 @@ def load_config(
         cfg.default_scope = toolbox
     scope = cfg.get('default_scope') or 'mmengine'
     if find_spec(scope) is None:
-        name = extra(scope)
-        install = f"pip install 'mmvttt[{name}]'" if name else f'install {scope}'
-        raise UsageError(f"the config's default_scope is '{scope}', which is missing: {install}")
+        reason = missing(scope) or f'{scope} is not installed'
+        raise UsageError(f"the config's default_scope is '{scope}', and {reason}")
     return cfg
 
 
@@ -143,8 +139,11 @@ def _require_read(cfg: Config, option: str) -> None:
     first = option.split('.')[0]
     names = sorted({*inspect.signature(Runner).parameters, *_READ} - {'cfg'})
     close = suggest(first, names)
+    imports = (cfg.get('custom_imports') or {}).get('imports') or ()
+    modules = [imports] if isinstance(imports, str) else imports
+    foreign = any(name.partition('.')[0] not in (*_TOOLBOXES, 'mmvttt') for name in modules)
     # Code of the user's may read any name.
-    if first in names or (first not in cfg and not close and _has_own_code(cfg)):
+    if first in names or (first not in cfg and not close and foreign):
         return
     if first in cfg:
         raise UsageError(
@@ -155,13 +154,6 @@ def _require_read(cfg: Config, option: str) -> None:
     raise UsageError(
         f'--cfg-options {option}: nothing reads {first!r}{close}; a config has {", ".join(names)}'
     )
-
-
-def _has_own_code(cfg: Config) -> bool:
-    """Whether a config imports code of its user, which may read any name."""
-    imports = (cfg.get('custom_imports') or {}).get('imports') or ()
-    names = [imports] if isinstance(imports, str) else imports
-    return any(name.partition('.')[0] not in (*_TOOLBOXES, 'mmvttt') for name in names)
 
 
 def _toolbox(cfg: Config) -> str | None:

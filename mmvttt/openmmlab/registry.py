@@ -1,14 +1,17 @@
 """Registries of mmvttt: children of mmengine's roots, so that `type='mmvttt.X'` resolves anywhere.
 
-mmengine imports a registry's modules (listed in `mmvttt.openmmlab`) when a scoped type is looked up
-for the first time: a config of mmdet, mmsegmentation or mmpretrain can name `mmvttt.Vittt` without
-`custom_imports`.
+mmengine imports a registry's modules when a scoped type is looked up for the first time: a config
+of mmdet, mmsegmentation or mmpretrain can name `mmvttt.Vittt` without `custom_imports`.
 """
 
 from importlib import import_module
 from typing import Any
 
 from mmengine import registry as root
+
+_MODULES = (
+    'register', 'models', 'engine', 'reliability', 'datasets', 'analysis.inner_loop_hook',
+)  # fmt: skip
 
 
 class OwnRegistry(root.Registry):
@@ -18,30 +21,17 @@ class OwnRegistry(root.Registry):
     are imported once a config names the type.
     """
 
-    _imported: bool
-
-    def __init__(self, name: str, parent: root.Registry | None = None) -> None:
-        super().__init__(name, parent=parent, scope='mmvttt')
-        self.on_demand: dict[str, str] = {}
-
-    def locate(self, package: str, *modules: str, **on_demand: str) -> None:
-        """Names the modules, relative to a package, that register types at the first look-up."""
-        self._locations += [f'{package}.{module}' for module in modules]
-        self.on_demand |= {name: f'{package}.{module}' for name, module in on_demand.items()}
-
-    def import_from_location(self) -> None:
-        """Imports the modules. mmengine warns of a registry without any."""
-        if not self._imported:
-            for module in self._locations:
-                import_module(module)
-            self._imported = True
+    def __init__(self, name: str, parent: root.Registry | None = None, **on_demand: str) -> None:
+        locations = [f'{__package__}.{module}' for module in _MODULES]
+        super().__init__(name, parent=parent, scope='mmvttt', locations=locations)
+        self.on_demand = on_demand
 
     def get(self, key: str) -> Any:
         """The class of a registered name; None where there is none."""
         if isinstance(key, str):
             scope, _, name = key.rpartition('.')
             if scope in ('', self.scope) and name in self.on_demand:
-                import_module(self.on_demand[name])
+                import_module(f'{__package__}.{self.on_demand[name]}')
         return super().get(key)
 
     def names(self) -> list[str]:
@@ -50,7 +40,15 @@ class OwnRegistry(root.Registry):
         return sorted({*self.module_dict, *self.on_demand})
 
 
-MODELS = OwnRegistry('model', root.MODELS)
+MODELS = OwnRegistry(
+    'model',
+    root.MODELS,
+    MESAClassifier='models.mesa',
+    FP32RoIExtractor='models.fp32_roi_extractor',
+    BoxTTAModel='models.box_tta',
+    DiT3='models.diffusion_transformers',
+    LinearTransformer='models.diffusion_transformers',
+)
 HOOKS = OwnRegistry('hook', root.HOOKS)
 OPTIM_WRAPPERS = OwnRegistry('optim wrapper', root.OPTIM_WRAPPERS)
 OPTIM_WRAPPER_CONSTRUCTORS = OwnRegistry('constructor', root.OPTIM_WRAPPER_CONSTRUCTORS)
@@ -59,9 +57,11 @@ DATA_SAMPLERS = OwnRegistry('data sampler', root.DATA_SAMPLERS)
 LOOPS = OwnRegistry('loop', root.LOOPS)
 PARAM_SCHEDULERS = OwnRegistry('parameter scheduler', root.PARAM_SCHEDULERS)
 WEIGHT_INITIALIZERS = OwnRegistry('weight initializer', root.WEIGHT_INITIALIZERS)
-METRICS = OwnRegistry('metric', root.METRICS)
+METRICS = OwnRegistry('metric', root.METRICS, TeacherAccuracy='models.mesa')
 TRANSFORMS = OwnRegistry('transform', root.TRANSFORMS)
-TASK_UTILS = OwnRegistry('task util', root.TASK_UTILS)
+TASK_UTILS = OwnRegistry(
+    'task util', root.TASK_UTILS, FP32AnchorGenerator='models.fp32_anchor_generator'
+)
 STRATEGIES = OwnRegistry('strategy', root.STRATEGIES)
 FUNCTIONS = OwnRegistry('function', root.FUNCTIONS)
 

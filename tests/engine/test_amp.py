@@ -51,12 +51,3 @@ def test_rounded_weights_give_the_bits_of_autocast_and_load_checkpoints() -> Non
 def test_a_model_without_backbone_is_refused() -> None:
     with pytest.raises(UsageError, match='Linear has no backbone'):
         amp.autocast_backbone(nn.Linear(2, 2))
-
-
-def test_a_processor_without_bf16_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
-    monkeypatch.setattr(torch.cpu, '_is_avx512_bf16_supported', lambda: False, raising=False)
-    messages = []
-    monkeypatch.setattr(amp, 'print_log', lambda text, *_: messages.append(text))
-    amp.warn_of_emulation()
-    assert 'no instructions for bf16' in messages[0]

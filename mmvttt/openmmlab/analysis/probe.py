@@ -215,7 +215,7 @@ def _head(
     if checkpoint is None:
         return None
     content = read_content(checkpoint)
-    names = saved_classes(content) or ()
+    names = saved_classes(content)
     if not {*classes} <= {*names}:
         return None
     weights = named_tensors(content, checkpoint, key=key)

@@ -113,9 +113,6 @@ def enable_tta(cfg: Config) -> None:
     """Makes a config merge the predictions for versions of an image (test-time augmentation).
 
     Its `tta_pipeline` makes the versions and its `tta_model` merges them, of detectors only boxes.
-
-    Raises:
-        UsageError: The config lacks one of them, or measures masks of a detector.
     """
     missing = [key for key in ('tta_model', 'tta_pipeline') if key not in cfg]
     if missing:
@@ -138,11 +135,7 @@ def enable_tta(cfg: Config) -> None:
 
 
 def show_predictions(cfg: Config, folder: str) -> None:
-    """Makes the toolbox's VisualizationHook draw every test image's prediction into a folder.
-
-    Raises:
-        UsageError: The config has no hook that draws.
-    """
+    """Makes the toolbox's VisualizationHook draw every test image's prediction into a folder."""
     hook = cfg.get('default_hooks', {}).get('visualization')
     if hook is None:
         raise UsageError(

@@ -66,11 +66,7 @@ def _scores(model: Any, image: Tensor) -> Tensor:
 
 
 def predictor(model: nn.Module) -> nn.Module:
-    """A detector up to its boxes and masks or a segmentor up to its labels, in evaluation mode.
-
-    Raises:
-        UsageError: The model is neither, or its predictions cannot be written.
-    """
+    """A detector up to its boxes and masks or a segmentor up to its labels, in evaluation mode."""
     kind = toolbox_of(model)
     if kind not in ('mmdet', 'mmseg'):
         raise UsageError(

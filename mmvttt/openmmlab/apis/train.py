@@ -18,7 +18,7 @@ from mmvttt.checkpoints.sources import without_password
 from mmvttt.errors import UsageError
 
 from ..config import load_config
-from ..engine.amp import AmpOptimWrapper, warn_of_emulation
+from ..engine.amp import AmpOptimWrapper
 from ..engine.hooks.compile import CompileHook
 from ..registry import hook_class, resolve_type, type_name
 from ..reliability import protect_config, protect_runner
@@ -33,11 +33,7 @@ def build_runner(cfg: Config) -> Runner:
 
 
 def existing(checkpoint: str | os.PathLike[str]) -> str:
-    """A checkpoint's path, expanded, or its address without a password.
-
-    Raises:
-        UsageError: There is no such file.
-    """
+    """A checkpoint's path, expanded, or its address without a password; a UsageError if missing."""
     source = os.path.expanduser(os.fspath(checkpoint))
     if '://' not in source and not os.path.isfile(source):
         raise UsageError(
@@ -60,7 +56,6 @@ def enable_amp(cfg: Config) -> None:
             f'{type_name(kind)!r}; set the precision in the config'
         )
     wrapper.type = 'mmvttt.AmpOptimWrapper'
-    warn_of_emulation()
 
 
 def enable_auto_scale_lr(cfg: Config) -> None:

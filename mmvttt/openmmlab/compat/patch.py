@@ -6,14 +6,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Patch:
-    """A patch of another package.
+    """A patch of another package, and the fault without it (`why`).
 
-    Attributes:
-        name: Its name, e.g. in MMVTTT_SKIP_PATCHES.
-        target: The module to change; the patch is applied once it is imported.
-        repair: `module:function` of this folder that applies it; returns None, or why it is not
-            needed.
-        why: The fault without it.
+    Applied by `repair`, a `module:function` of this folder, once the module `target` is imported.
+    The function returns None, or why it is not needed.
     """
 
     name: str

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any
 
 import torch
 from mmengine import optim
-from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from mmvttt.errors import UsageError
@@ -52,7 +50,6 @@ def autocast_backbone(model: nn.Module) -> None:
         UsageError: The model has no backbone.
     """
     backbone = backbone_for(model, '--amp')
-    warn_of_emulation()
     dtype = getattr(torch, half_type())
     forward = backbone.forward
     for module in backbone.modules():
@@ -69,27 +66,8 @@ def autocast_backbone(model: nn.Module) -> None:
 
 
 def backbone_for(model: nn.Module, option: str) -> nn.Module:
-    """The backbone of a model without wrappers, for an `option` about it.
-
-    Raises:
-        UsageError: The model has none.
-    """
+    """The backbone of a model without wrappers; a UsageError about an `option` if it has none."""
     backbone = getattr(model, 'backbone', None)
     if not isinstance(backbone, nn.Module):
         raise UsageError(f'{option}: {type(model).__name__} has no backbone; leave {option} out')
     return backbone
-
-
-def warn_of_emulation() -> None:
-    """Warns if a CPU emulates bf16 by fp32 instructions, which is slower than fp32."""
-    if torch.cuda.is_available():
-        return
-    # Private in torch 2.14; there is no public function.
-    supported = getattr(torch.cpu, '_is_avx512_bf16_supported', lambda: True)
-    if not supported():
-        print_log(
-            '--amp: this processor has no instructions for bf16 (AVX-512 BF16 or AMX) and computes '
-            'it more slowly than fp32; leave --amp out',
-            'current',
-            logging.WARNING,
-        )

@@ -91,7 +91,9 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         mmengine's other arguments are unused: one pass over the whole model forms the groups.
         """
         backbones = _backbones(module)
-        undecayed = _undecayed(module)
+        names = [name for name, _ in module.named_parameters()]
+        undecayed = {name for name in names if name.rpartition('.')[2] in _EMBEDDINGS}
+        undecayed |= _named_by(module, 'no_weight_decay')
         new, new_lr_mult = set(), self.paramwise_cfg.get('new_lr_mult', 1)
         if new_lr_mult != 1:
             new = _named_by(module, 'new_parameters')
@@ -101,7 +103,6 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                     'parameters (new_parameters()), and this one names none: linearize it, or '
                     'give 1'
                 )
-        names = [name for name, _ in module.named_parameters()]
         for key in self.paramwise_cfg.get('custom_keys', {}):
             if not any(key in name for name in names):
                 raise ValueError(
@@ -142,6 +143,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         option = self.paramwise_cfg.get
         is_norm = isinstance(owner, _NORMS)
         is_bias = name.rpartition('.')[2] == 'bias'
+        is_conv = isinstance(owner, nn.Conv1d | nn.Conv2d)
         lr_mult = option('bias_lr_mult', 1.0) if is_bias and not is_norm else 1.0
         if is_norm:
             decay_mult = option('norm_decay_mult', 0.0)
@@ -149,7 +151,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             decay_mult = option('bias_decay_mult', 0.0)
         elif undecayed:
             decay_mult = 0.0
-        elif _is_depthwise(owner):
+        elif is_conv and 1 < owner.in_channels == owner.groups:
             decay_mult = option('dwconv_decay_mult', 1.0)
         elif parameter.ndim <= 1:
             decay_mult = option('flat_decay_mult', 0.0)
@@ -180,12 +182,6 @@ def _backbones(model: nn.Module) -> dict[str, nn.Module]:
     )
 
 
-def _undecayed(model: nn.Module) -> set[str]:
-    """Names of parameters that must not decay, whatever their shape."""
-    names = {n for n, _ in model.named_parameters() if n.rpartition('.')[2] in _EMBEDDINGS}
-    return names | _named_by(model, 'no_weight_decay')
-
-
 def _named_by(model: nn.Module, method: str) -> set[str]:
     """Full names of the parameters returned by the modules' methods of this name."""
     return {
@@ -194,10 +190,6 @@ def _named_by(model: nn.Module, method: str) -> set[str]:
         if hasattr(module, method)
         for name in getattr(module, method)()
     }
-
-
-def _is_depthwise(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Conv1d, nn.Conv2d)) and 1 < module.in_channels == module.groups
 
 
 def rates_table(groups: list[dict]) -> str:

@@ -114,9 +114,7 @@ def _same_groups(groups: list[dict], saved: Mapping[str, Any]) -> bool:
 def require_weights(runner: Runner, content: Any, source: str, whole: bool = False) -> None:
     """Compares the `content` of the checkpoint `source` with a runner's model.
 
-    Raises:
-        CheckpointError: It has no weights.
-        CheckpointMismatchError: See `require_match`, or with `whole` `require_whole`.
+    See `require_match`, or with `whole` `require_whole`.
     """
     if isinstance(runner.model, dict):
         # FlexibleRunner builds the model later; here names and shapes suffice.

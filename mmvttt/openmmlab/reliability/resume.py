@@ -94,11 +94,7 @@ def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
 
 
 def _place(path: str | os.PathLike[str]) -> tuple[str, int]:
-    """The identifier and step of a checkpoint's training.
-
-    Raises:
-        CheckpointError: It cannot be read, or lacks what `Runner.resume` reads.
-    """
+    """The identifier and step of a checkpoint's training; a CheckpointError if it has none."""
     content = read_content(path, mmap=True)
     match content:
         case {'meta': {'iter': int() as step}, 'state_dict': _, 'message_hub': dict() as hub}:
@@ -122,8 +118,8 @@ def _malformed(content: Mapping[str, Any]) -> str | None:
         if key in holder and not is_right(holder[key]):
             return name
     for name, value in content['message_hub'].get('runtime_info', {}).items():
-        is_right = next((r for entry, r in _ENTRIES.items() if name.startswith(entry)), None)
-        if is_right is not None and not is_right(value):
+        checks = (check for entry, check in _ENTRIES.items() if name.startswith(entry))
+        if not next(checks, lambda _: True)(value):
             return f'message_hub.runtime_info.{name}'
     return None
 
@@ -228,11 +224,7 @@ def _pointed(work_dir: Path) -> Path | None:
 
 
 def _choose(work_dir: str, named: str | None) -> str | None:
-    """Rank 0's path, relative if it is in the work directory.
-
-    Raises:
-        ResumeError: See `choose_checkpoint`.
-    """
+    """Rank 0's path, relative if it is in the work directory; see `choose_checkpoint`."""
     if named is not None:
         path = os.path.realpath(named)
         problem = why_not_resumable(path) if os.path.exists(path) else 'does not exist'

@@ -105,11 +105,7 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 def require_free(folder: str | os.PathLike[str]) -> None:
-    """Creates a folder if missing, and checks that a training can write to it.
-
-    Raises:
-        UsageError: On all ranks: files cannot be written, or another training runs in it.
-    """
+    """Creates a folder if missing; a UsageError on all ranks if a training cannot write to it."""
     with _raised_on_all_ranks():
         check_new_folder(folder)
         os.makedirs(folder, exist_ok=True)

@@ -87,10 +87,8 @@ def _log(text: str, level: int = logging.WARNING) -> None:
 def check_paths(cfg: Config, sets: Sequence[DatasetConfig], splits: Sequence[str] = SPLITS) -> None:
     """Checks that the folders and annotation files that a config names exist, see `check_data`.
 
-    Skips remote paths (`s3://…`), storage backends (`backend_args`) and downloaded data.
-
-    Raises:
-        MissingDataError: Names what is missing, where it was expected, and how to change the path.
+    Skips remote paths (`s3://…`), storage backends (`backend_args`) and downloaded data. A
+    MissingDataError names what is missing, and how to change the path.
     """
     if unknown := [split for split in splits if split not in _KINDS]:
         raise ValueError(f'splits={unknown}: choose from {", ".join(_KINDS)}')
@@ -142,11 +140,7 @@ def check_annotations(
     images: bool = True,
     progress: Callable[..., Iterable] = _all,
 ) -> Iterator[Findings]:
-    """Checks each data set of a config, whose files exist, once; the options are `Scope`'s.
-
-    Yields:
-        Findings for each data set whose format is supported.
-    """
+    """Yields the findings in each data set of a supported format; the options are `Scope`'s."""
     yield from _findings(cfg, datasets_of(cfg), splits, Scope(thorough, images, progress))
 
 
