@@ -253,8 +253,6 @@ def distil(
     check_number('lr', lr, above=0)
     check_number('new_lr_mult', new_lr_mult, above=0)
     names = new_parameters(model)
-    if not names:
-        raise ValueError(f'{type(model).__name__} has nothing new to learn: linearize it first.')
     if set(map(id, source.parameters())) & set(map(id, model.parameters())):
         raise ValueError(
             'source and model share parameters, so that there is nothing to learn: linearize a '
@@ -262,15 +260,16 @@ def distil(
         )
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
     new = [p for name, p in learning.items() if name in names]
+    if not new:
+        raise ValueError(
+            f'{type(model).__name__} has nothing new to learn: linearize it first, and do not '
+            'freeze what linearize has added.'
+        )
     trained = [p for name, p in learning.items() if name not in names]
     if half := next((n for n, p in learning.items() if p.dtype in _HALF), None):
         raise ValueError(
             f'{half} is {learning[half].dtype}, in which small updates are lost: give '
             'model.float() and train under torch.autocast.'
-        )
-    if not new:
-        raise ValueError(
-            'what linearize has added is frozen (requires_grad=False), so that nothing is learned.'
         )
     optimizer = torch.optim.AdamW(
         [dict(params=trained, lr=lr), dict(params=new, lr=lr * new_lr_mult)], weight_decay=0.0

@@ -79,21 +79,6 @@ def test_directions_without_token_scale(ways, cut):
     assert_same(actual, expected, TOLERANCE[torch.bfloat16])
 
 
-def test_packed_inputs_and_the_gradient_of_a_sum():
-    inputs = cuda(make(70, dim=64, dtype=torch.bfloat16))
-    packed = torch.cat([inputs[n] for n in 'qkv'], dim=-1)
-    strided = {**inputs, **dict(zip('qkv', packed.chunk(3, -1), strict=True))}
-    assert not any(strided[n].is_contiguous() for n in 'qkv')
-
-    def run(tensors):
-        leaves = [x.detach().requires_grad_() for x in tensors.values()]
-        output = on_gpu(dict(zip(NAMES, leaves, strict=True)))
-        return output, *torch.autograd.grad(output.sum(), leaves)
-
-    for name, x, y in zip(('o', *NAMES), run(strided), run(inputs), strict=True):
-        assert torch.equal(x, y), name
-
-
 def test_the_state_walks_back_over_a_long_sequence():
     # 1000 chunks; the fp64 reference on the GPU, where it is quick.
     inputs = cuda(make(16000, batch=1, heads=1, dim=64, dtype=torch.bfloat16))

@@ -106,7 +106,7 @@ def test_distil_in_the_library() -> None:
         distil(source, twin, (batch for batch in batches), 5)
     with pytest.raises(TypeError, match=r'batches must hold images.* got dict'):
         distil(source, twin, [dict(pixel_values=batches[0][0])], 2)
-    with pytest.raises(ValueError, match='what linearize has added is frozen'):
+    with pytest.raises(ValueError, match=r'nothing new to learn: .* do not freeze'):
         distil(source, twin.requires_grad_(False), batches, 2)
 
 
@@ -266,9 +266,3 @@ def test_wrappers_and_precisions() -> None:
     for half in (torch.float16, torch.bfloat16):
         with pytest.raises(ValueError, match=rf'is {half}.*give model\.float\(\)'):
             distil(source, copy.deepcopy(twin).to(half), images, 1)
-
-
-def test_blockwise_explains_no_more_than_the_last_block() -> None:
-    source, twin = source_and_twin()
-    actual = distillation_losses(source, twin, torch.randn(2, 3, 32, 32), blockwise=True)
-    assert actual['explained_last'] < 1 - 1e-4

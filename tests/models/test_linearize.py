@@ -266,7 +266,7 @@ REFUSED = {
     'xcit_nano_12_p16_224': 'over channels',
     'hiera_tiny_224': 'windows',
     'swin_tiny_patch4_window7_224': 'windows',
-    'mvitv2_tiny': 'pooled keys',
+    'mvitv2_tiny': 'pooled',
     'twins_pcpvt_small': 'windows',
     'pvt_v2_b0': 'pooled',
     'crossvit_9_240': 'two maps',

@@ -10,13 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmvttt.arguments import (
-    check_choice,
-    check_int,
-    check_ints,
-    check_number,
-    check_rate,
-)
+from mmvttt.arguments import check_choice, check_int, check_ints, check_number, check_rate
 
 from ..backbones import BACKBONES
 from ..backbones.base import map_size
@@ -31,7 +25,7 @@ _STRIDES = (4, 8, 16, 32)
 _PATCH = 16
 _NUM_GROUPS = 4
 # Options of a backbone that its own forward pass alone reads.
-_WITHOUT_EFFECT = ('out_indices', 'out_type', 'cls_mode')
+_WITHOUT_EFFECT = {'out_indices', 'out_type', 'cls_mode'}
 _log = logging.getLogger(__name__)
 
 
@@ -41,14 +35,13 @@ _DEFAULTS = {192: (6, 1.0, 0.1), 384: (6, 1.0, 0.2), 768: (12, 0.5, 0.3)}
 
 def warn_of_unused(options: Mapping[str, Any]) -> None:
     """Warns of options of a backbone that have no effect in a ViTAdapter."""
-    for name in _WITHOUT_EFFECT:
-        if name in options:
-            _log.warning(
-                'backbone.%s=%r has no effect in a ViTAdapter, which takes the tokens of all '
-                'blocks: leave it out; its own out_indices choose of the maps 0 to 3',
-                name,
-                options[name],
-            )
+    for name in _WITHOUT_EFFECT & options.keys():
+        _log.warning(
+            'backbone.%s=%r has no effect in a ViTAdapter, which takes the tokens of all blocks: '
+            'leave it out; its own out_indices choose of the maps 0 to 3',
+            name,
+            options[name],
+        )
 
 
 class ViTAdapter(nn.Module):
@@ -234,7 +227,7 @@ class ViTAdapter(nn.Module):
         on_pyramid = SamplingGrid.between(patches, levels, dtype, x.device)
         on_tokens = SamplingGrid.between(levels, patches, dtype, x.device)
 
-        shared = getattr(self.backbone, 'shared_extras', _no_extras)(hw)
+        shared = getattr(self.backbone, 'shared_extras', lambda hw: {})(hw)
         stages = []
         for interaction, (start, end) in zip(
             self.interactions, self.interaction_indexes, strict=True
@@ -308,10 +301,6 @@ def _resize(features: Tensor, stride: int, size: tuple[int, int]) -> Tensor:
         # Bilinear at one half is the mean of 2 × 2; this form takes odd sides too.
         features = F.avg_pool2d(features, stride // _PATCH, ceil_mode=True)
     return features[..., : size[0], : size[1]]
-
-
-def _no_extras(hw: tuple[int, int]) -> dict[str, Any]:
-    return {}
 
 
 def _check_backbone(backbone: nn.Module) -> None:

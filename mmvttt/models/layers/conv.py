@@ -27,18 +27,10 @@ def to_map(tokens: Tensor, hw: tuple[int, int]) -> Tensor:
 
 
 class DWConv2d(nn.Conv2d):
-    """Depth-wise k×k convolution of a token map, zero padded to keep its size.
+    """Depth-wise 3×3 convolution of a token map, zero padded to keep its size."""
 
-    Args:
-        channels: Channels C.
-        kernel_size: Odd side of the kernel.
-        bias: Whether to add a bias per channel.
-    """
-
-    def __init__(self, channels: int, kernel_size: int = 3, bias: bool = False) -> None:
-        super().__init__(
-            channels, channels, kernel_size, padding=kernel_size // 2, groups=channels, bias=bias
-        )
+    def __init__(self, channels: int, bias: bool = False) -> None:
+        super().__init__(channels, channels, 3, padding=1, groups=channels, bias=bias)
 
     # A convolution of tokens needs the size of their map.
     def forward(self, x: Tensor, hw: tuple[int, int]) -> Tensor:  # type: ignore[override]

@@ -11,19 +11,17 @@ from .precision import at_least_fp32
 def rotation_2d(
     hw: tuple[int, int],
     channels: int,
-    base: float = 10000.0,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Rotations of every token of an `(h, w)` map, `(h·w, channels / 2)` unit complex numbers.
 
     The first channels/4 rotate by the row index times a frequency, the others by the column index;
-    frequency j of channels/4 is `base ** (−4j / channels)`. Any map size works.
+    frequency j of channels/4 is `10000 ** (−4j / channels)`. Any map size works.
 
     Args:
         hw: Size of the map.
         channels: Channels C, a multiple of 4.
-        base: Base of the frequencies.
         device: Device of the angles.
         dtype: Precision of the angles, fp32 or fp64.
     """
@@ -34,7 +32,7 @@ def rotation_2d(
         )
     height, width = hw
     options = dict(device=device, dtype=dtype)
-    frequencies = base ** -torch.arange(0, 1, 4 / channels, **options)
+    frequencies = 10000.0 ** -torch.arange(0, 1, 4 / channels, **options)
     # Sines of places, which rows and columns share, not of every token. There are enough of them
     # without asking which side is longer: an export with free sizes cannot answer that.
     angles = torch.arange(height + width, **options)[:, None] * frequencies

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
+from functools import wraps
 from typing import Any
 
 import torch
@@ -18,15 +19,7 @@ from torch import Tensor, nn
 
 from mmvttt.errors import UsageError
 
-from .replacement import (
-    CROSS,
-    LINEAR,
-    MapSize,
-    Note,
-    Replacement,
-    checked_size,
-    quantised,
-)
+from .replacement import CROSS, LINEAR, MapSize, Note, Replacement, checked_size, quantised
 
 # Model → the argument of its call that its blocks pass to their processors, and its position.
 _TO_PROCESSORS = {
@@ -189,20 +182,6 @@ class TTTProcessor(Replacement):
         self.to(weight.dtype)
         self.train(attention.training)
 
-    def __call__(
-        self,
-        attn: Attention | FluxAttention,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
-        map_size: MapSize | None = None,
-    ) -> Any:
-        """See `forward`; diffusers passes what this signature names."""
-        return super().__call__(
-            attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb, map_size
-        )
-
     def forward(
         self,
         attn: Attention | FluxAttention,
@@ -254,6 +233,11 @@ class TTTProcessor(Replacement):
             return image / getattr(attn, 'rescale_output_factor', 1)
         text = y[:, :prefix]
         return image, text if attn.context_pre_only else attn.to_add_out(text)
+
+    # diffusers passes what this signature names.
+    @wraps(forward)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
 
     def _norm(self, norm: nn.Module | None, y: Tensor) -> Tensor:
         """Queries or keys by heads, `(B, N, H, d)`, normed."""

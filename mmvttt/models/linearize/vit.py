@@ -65,26 +65,8 @@ _METHODS = ('forward_features', 'forward_intermediates')
 _NO_MASK = (
     'A linearized attention sees all tokens and takes no mask: leave attn_mask and is_causal out.'
 )
-_WINDOWS = 'its attention is in windows, and linear already, or over pooled keys'
 # By timm's class: why a model, a block or an attention is not taken.
 _REASONS = {
-    **dict.fromkeys(
-        (
-            'DaVit',
-            'GlobalContextVit',
-            'Hiera',
-            'HieraDet',
-            'MaxxVit',
-            'MultiScaleVit',
-            'Nest',
-            'PyramidVisionTransformerV2',
-            'SwinTransformer',
-            'SwinTransformerV2',
-            'SwinTransformerV2Cr',
-            'Twins',
-        ),
-        _WINDOWS,
-    ),
     'CrossVit': 'each of its blocks has the tokens of two maps',
     'TNT': 'each of its blocks has tokens of patches and of pixels',
     'Visformer': 'its queries, keys and values are a convolution of a map, not tokens',
@@ -112,16 +94,12 @@ def reason_against(model: nn.Module) -> str | None:
 def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
     """All self-attentions of the blocks by name; a reason in the place of one that is not taken."""
     for name in _METHODS:
-        if not isinstance(vars(model).get(name), _Method | None):
+        method = vars(model).get(name, getattr(type(model), name))
+        if not isinstance(method, _Method) and not method.__module__.startswith('timm.'):
             raise ValueError(
-                f'{name} of this {type(model).__name__} was replaced, and linearize replaces it '
-                'too: linearize the model first, then replace what it has.'
-            )
-        if not getattr(type(model), name).__module__.startswith('timm.'):
-            raise ValueError(
-                f'{type(model).__name__} overrides {name}, which linearize calls on an object that '
-                "stands for the model: linearize timm's own class, within a module that does the "
-                'rest.'
+                f"{type(model).__name__}.{name} is not timm's own, and linearize calls it on an "
+                "object that stands for the model: linearize timm's class, then replace what it "
+                'has, or put it into a module that does the rest.'
             )
     if getattr(getattr(model, 'patch_drop', None), 'prob', 0) > 0:
         raise ValueError(
@@ -374,12 +352,9 @@ class TTTAttention(Replacement):
         self.bias_apart = getattr(source, 'qkv_bias_separate', False)
         self.groups = getattr(source, 'num_kv_groups', 1)
         self.gate = self.rel_pos = None
-        for name, child in source.named_children():
+        for name, part in [*source.named_children(), *source.named_parameters(recurse=False)]:
             if name not in _BIASES:
-                setattr(self, name, child)
-        for name, parameter in source.named_parameters(recurse=False):
-            if name not in _BIASES:
-                setattr(self, name, parameter)
+                setattr(self, name, part)
         for name, buffer in source.named_buffers(recurse=False):
             if name not in _BIASES:
                 # k_bias, zeros that no state dict has.
