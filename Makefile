@@ -40,7 +40,7 @@ $(VENV)/.installed: setup.py pyproject.toml mmvttt/version.py mmvttt.pth
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "mmvttt needs Python 3.10 or newer: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --upgrade pip uv
-	test -z "$(TORCH_INDEX)" || $(INSTALL) 'torch>=2.11,<2.15' torchvision --index-url '$(TORCH_INDEX)'
+	test -z "$(TORCH_INDEX)" || $(INSTALL) 'torch>=2.11,<2.16' torchvision --index-url '$(TORCH_INDEX)'
 	# uv unpacks in parallel. It reads no pip.conf: behind a mirror of one, pip installs.
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[$(EXTRAS)]' || $(INSTALL) -e '.[$(EXTRAS)]'
 	# OpenMMLab requires opencv-python, which needs libGL; a machine without it gets the headless build.
@@ -68,7 +68,7 @@ test: setup lint
 # OpenMMLab, no OpenCV.
 test-library:
 	rm -rf $(LIBRARY) && $(PYTHON) -m venv $(LIBRARY)
-	test -z "$(TORCH_INDEX)" || $(LIBRARY)/bin/python -m pip install --quiet 'torch>=2.11,<2.15' torchvision --index-url '$(TORCH_INDEX)'
+	test -z "$(TORCH_INDEX)" || $(LIBRARY)/bin/python -m pip install --quiet 'torch>=2.11,<2.16' torchvision --index-url '$(TORCH_INDEX)'
 	$(LIBRARY)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(LIBRARY)/dist .
 	$(LIBRARY)/bin/python -m pip install --quiet --no-compile "$$(echo $(LIBRARY)/dist/mmvttt-*.whl)[sd3,test]"
 	! $(LIBRARY)/bin/python -m pip list | grep -iE '^(onedl-)?mm(engine|cv|det|seg|pretrain)|opencv'

@@ -85,11 +85,10 @@ def readme() -> str:
 
 # Ranges that were tried.
 INSTALL = [
-    # 2.11 is the common GPU image, 2.14 the newest one with which all tests passed; `mmvttt` lists
-    # the same. With 2.15 and its Triton 3.9 all tests have passed but tests/numbers/test_ops.py and
-    # the stress tests, which have not been run with it. CUDA builds bring the Triton that they
-    # were tested with; without it the ops run their definitions in PyTorch.
-    'torch>=2.11,<2.15',
+    # 2.11 is the common GPU image, 2.15 the newest one with which all tests passed; `mmvttt` lists
+    # the same. CUDA builds bring the Triton that they were tested with; without it the ops run their
+    # definitions in PyTorch.
+    'torch>=2.11,<2.16',
     'torchvision>=0.26,<0.30',
     # 1.0.24 and older unpickle what create_model(checkpoint_path=…) reads.
     'timm>=1.0.26,<1.1',
