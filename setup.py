@@ -86,8 +86,8 @@ def readme() -> str:
 # Ranges that were tried.
 INSTALL = [
     # 2.11 is the common GPU image, 2.15 the newest one with which all tests passed; `mmvttt` lists
-    # the same. CUDA builds bring the Triton that they were tested with; without it the ops run their
-    # definitions in PyTorch.
+    # the same. CUDA builds bring the Triton that they were tested with; without it the ops run
+    # their definitions in PyTorch.
     'torch>=2.11,<2.16',
     'torchvision>=0.26,<0.30',
     # 1.0.24 and older unpickle what create_model(checkpoint_path=…) reads.

@@ -235,7 +235,7 @@ class TTTProcessor(Replacement):
         return image, text if attn.context_pre_only else attn.to_add_out(text)
 
     # diffusers passes what this signature names.
-    @wraps(forward)
+    @wraps(forward)  # type: ignore[override]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return super().__call__(*args, **kwargs)
 

@@ -38,6 +38,16 @@ def missing_compiler(device: torch.device) -> str | None:
     return None
 
 
+def _backbones_of(model: nn.Module) -> list[nn.Module]:
+    """Modules named `backbone` that are in no other, as a student's and its teacher's."""
+    outermost: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f'{outer}.') for outer in outermost)
+        if name.split('.')[-1] == 'backbone' and not inside:
+            outermost[name] = module
+    return list(outermost.values())
+
+
 @HOOKS.register_module()
 class CompileHook(Hook):
     """Compiles the blocks of backbones and ViT-Adapters with torch.compile, each kind once.
@@ -50,7 +60,7 @@ class CompileHook(Hook):
     Args:
         names: Suffixes of block class names, see `compile_blocks`.
         options: Options of `compile_blocks` and `torch.compile`, e.g. `dict(dynamic=False,
-            whole=True)` if all images have the same size.
+            whole=True)` if all images have the same size: a graph of each `backbone`.
         required: Whether a model without such blocks is an error.
 
     Raises:
@@ -82,7 +92,8 @@ class CompileHook(Hook):
         if not self.required and not blocks_of(runner.model, self.names):
             runner.logger.info('torch.compile: the model has no blocks to compile')
             return
-        compiled = compile_blocks(runner.model, self.names, **self.options)
+        models = _backbones_of(runner.model) if self.options.get('whole') else [runner.model]
+        compiled = [m for x in models for m in compile_blocks(x, self.names, **self.options)]
         counts = Counter(type(module).__name__ for module in compiled)
         parts = ', '.join(f'{count} × {name}' for name, count in counts.items())
         runner.logger.info(
