@@ -235,8 +235,8 @@ class TTTProcessor(Replacement):
         return image, text if attn.context_pre_only else attn.to_add_out(text)
 
     # diffusers passes what this signature names.
-    @wraps(forward)  # type: ignore[override]
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    @wraps(forward)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         return super().__call__(*args, **kwargs)
 
     def _norm(self, norm: nn.Module | None, y: Tensor) -> Tensor:
