@@ -1,8 +1,8 @@
 """Shared by all tests: the patched stack, runs of the small models, and where tests run.
 
 The tests of the kernels run without mmengine too, on a machine with torch and Triton alone. Tests
-marked `gpu` are deselected where there is none, in one line; tests marked `interpreter` run in a
-process of their own, and are reported here one by one.
+marked `gpu` are deselected where there is none (`make gpu` runs them); tests marked `interpreter`
+run in a process of their own, and are reported here one by one.
 """
 
 import copy
@@ -37,41 +37,14 @@ if WITH_MMENGINE:
 
 TRAININGS = Path(__file__).parent / 'trainings'
 TOOLS = Path(__file__).parents[1] / 'tools'
-DESELECTED = 'tests for a GPU deselected'
 _interpreted = pytest.StashKey[dict[str, dict[str, str]]]()
-_deselected = pytest.StashKey[int]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
     gone = [item for item in items if item.get_closest_marker('gpu')]
-    if gone:
-        items[:] = [item for item in items if not item.get_closest_marker('gpu')]
+    if gone and not torch.cuda.is_available():
+        items[:] = [item for item in items if item not in gone]
         config.hook.pytest_deselected(items=gone)
-    if hasattr(config, 'workeroutput'):
-        config.workeroutput[DESELECTED] = len(gone)  # every worker of xdist collects everything
-    else:
-        config.stash[_deselected] = len(gone)
-
-
-class _Workers:
-    """With xdist the workers know."""
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: object, error: object) -> None:
-        node.config.stash[_deselected] = getattr(node, 'workeroutput', {}).get(DESELECTED, 0)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(_Workers())
-
-
-def pytest_terminal_summary(terminalreporter: object, config: pytest.Config) -> None:
-    if count := config.stash.get(_deselected, 0):
-        terminalreporter.write_line(
-            f'{count} {DESELECTED}: torch sees none here; `make gpu` runs them on one'
-        )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -36,17 +36,17 @@ for package in (ttt_kernels, mmvttt):
 
 import timm
 from mmvttt.models import HViT3, ViTAdapter, Vittt
-vit = timm.create_model('vit_tiny_patch16_224', depth=2, num_classes=3)
+vit = timm.create_model('vit_tiny_patch16_224', depth=2, num_classes=3, img_size=64)
 mmvttt.linearize(vit)
 arch = dict(embed_dims=64, num_layers=2, num_heads=2, feedforward_channels=64)
 for model in (
     Vittt(arch),
     ViTAdapter(backbone=Vittt(arch)),
-    HViT3('tiny'),
+    HViT3(dict(embed_dims=(16, 32), depths=(1, 1), num_heads=(1, 2))),
     vit,
     timm.create_model('vit3_tiny_patch16_224', num_classes=3),
 ):
-    out = model(torch.randn(1, 3, 224, 224))
+    out = model(torch.randn(1, 3, 64, 64))
     sum(x.mean() for x in (out if isinstance(out, tuple) else (out,))).backward()
 """
 

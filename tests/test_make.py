@@ -22,7 +22,6 @@ def find(inside, name, *x):
 BLOCKED = 'mmengine mmcv mmdet mmseg mmpretrain cv2 numba matplotlib'.split()
 PathFinder.find_spec = partial(find, PathFinder.find_spec)
 """
-OPS = ('ttt_glu', 'ttt_mlp', 'ttt_linear')
 
 
 @pytest.fixture(scope='module')
@@ -59,37 +58,6 @@ def test_tests_for_a_gpu_are_collected_without_openmmlab(gpu_check, tmp_path: Pa
     # Without a GPU they are deselected, once their files have been imported.
     expected = 0 if torch.cuda.is_available() else pytest.ExitCode.NO_TESTS_COLLECTED
     assert done.returncode == expected, done.stdout + done.stderr
-
-
-def test_what_compiles_the_same_kernels_stays_in_one_process(gpu_check) -> None:
-    names = [
-        f'tests/kernels/test_ops_gpu.py::test_{test}[{op}-{i}-torch.{dtype}]'
-        for test in ('agrees', 'any_batch')
-        for op in OPS
-        for i in range(3)
-        for dtype in ('float16', 'bfloat16')
-    ]
-    shares = gpu_check.share(names, 2)
-    assert sorted(name for part in shares for name in part) == sorted(names)
-    for op in OPS:
-        assert sum(any(f'[{op}-' in name for name in part) for part in shares) == 1
-    assert len(gpu_check.share(names[:1], 6)) == 1
-
-
-def test_the_summary_names_failures_and_counts_by_op_and_dtype(gpu_check, tmp_path: Path) -> None:
-    cases = {
-        'test_a[ttt_glu-0-torch.bfloat16]': '',
-        'test_a[ttt_glu-1-torch.bfloat16]': '<failure message="off by 3"/>',
-        'test_a[ttt_mlp-0-torch.float16]': '<skipped/>',
-    }
-    rows = ''.join(f'<testcase name="{name}">{inside}</testcase>' for name, inside in cases.items())
-    report = tmp_path / 'tests.xml'
-    report.write_text(f'<testsuites><testsuite>{rows}</testsuite></testsuites>')
-    assert list(gpu_check.summary([report, tmp_path / 'none.xml'])) == [
-        "FAILED test_a[ttt_glu-1-torch.bfloat16]: ['off by 3']",
-        'no report in none.xml: the process was killed',
-        'ttt_glu, bfloat16: 1 of 2 tests passed',
-    ]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')

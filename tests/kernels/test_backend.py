@@ -176,10 +176,36 @@ def test_the_report_says_in_which_dtypes_a_kernel_is_refused(kernel, monkeypatch
     assert 'ttt_glu      triton     cannot run: the kernels need compute capability' in report()
 
 
-def test_an_old_triton_is_one_clear_line(monkeypatch):
-    monkeypatch.setattr(_backend, 'triton_version', lambda: '3.5.1')
-    reason = _backend.load_kernel.__wrapped__('ttt_linear')
-    assert reason == 'Triton 3.5.1 is too old; the kernels need 3.6 or newer'
+def broken(name):
+    raise ImportError('no libcuda')
+
+
+IMPORT, FIND = (_backend.importlib, 'import_module'), (_backend.importlib.util, 'find_spec')
+WITHOUT = {
+    'Triton 3.5.1 is too old; the kernels need 3.6 or newer': (
+        ('ttt_linear',),
+        {(_backend, 'triton_version'): lambda: '3.5.1'},
+    ),
+    'its kernel cannot be imported (ImportError: no libcuda)': (
+        ('ttt_linear',),
+        {IMPORT: broken, FIND: lambda name: True},
+    ),
+    'numba is not installed; `pip install numba`': (
+        ('ttt_linear', 'numba'),
+        {FIND: lambda name: None if name == 'numba' else True},
+    ),
+    'this version has no numba kernel for ttt_mlp': (('ttt_mlp', 'numba'), {}),
+}
+
+
+@pytest.mark.parametrize('reason', WITHOUT)
+def test_a_kernel_that_is_not_there_is_a_reason(reason, monkeypatch):
+    arguments, changes = WITHOUT[reason]
+    with monkeypatch.context() as patch:
+        for (owner, name), change in changes.items():
+            patch.setattr(owner, name, change)
+        actual = _backend.load_kernel.__wrapped__(*arguments)
+    assert actual.startswith(reason)
 
 
 def test_the_table_of_what_is_known():
@@ -209,47 +235,6 @@ def test_the_documents_show_the_table():
     assert _known.table() in page.read_text()
 
 
-def test_an_old_gpu_is_a_reason(kernel, monkeypatch):
-    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (7, 5))
-    with pytest.raises(
-        RuntimeError, match=r'on compute capability 7\.5 .*the kernels need compute capability 8\.0'
-    ):
-        _backend.choose('op', 'triton', ON_GPU, lambda k: None)
-
-
-def test_a_kernel_that_cannot_be_imported_is_a_reason(monkeypatch):
-    def broken(name):
-        raise ImportError('no libcuda')
-
-    monkeypatch.setattr(_backend.importlib, 'import_module', broken)
-    monkeypatch.setattr(_backend.importlib.util, 'find_spec', lambda name: object())
-    reason = _backend.load_kernel.__wrapped__('ttt_linear')
-    assert reason == 'its kernel cannot be imported (ImportError: no libcuda)'
-
-
-def test_numba_that_is_not_installed_is_a_reason(monkeypatch):
-    find = _backend.importlib.util.find_spec
-    monkeypatch.setattr(
-        _backend.importlib.util, 'find_spec', lambda n: None if n == 'numba' else find(n)
-    )
-    reason = _backend.load_kernel.__wrapped__('ttt_linear', 'numba')
-    assert reason.startswith('numba is not installed; `pip install numba`')
-
-
-def test_an_op_without_a_kernel_is_a_reason():
-    reason = _backend.load_kernel.__wrapped__('ttt_mlp', 'numba')
-    assert reason == 'this version has no numba kernel for ttt_mlp'
-
-
-def test_available_names_every_op_and_backend():
-    report = ttt_kernels.available()
-    assert {'ttt_linear', 'deform_attn'} <= report.keys()
-    for backends in report.values():
-        assert list(backends) == ['triton', 'numba', 'reference']
-        assert backends['reference'] is None
-    assert all(hasattr(ttt_kernels, op) for op in report)
-
-
 def test_module_prints_versions_and_reasons(capsys, monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['ttt_kernels'])
     with pytest.raises(SystemExit, match='0'):
@@ -258,6 +243,9 @@ def test_module_prints_versions_and_reasons(capsys, monkeypatch):
     for word in ('python', f'torch        {torch.__version__}', 'triton', 'GPU'):
         assert word in output
     for op, backends in ttt_kernels.available().items():
+        assert hasattr(ttt_kernels, op)
+        assert list(backends) == ['triton', 'numba', 'reference']
+        assert backends['reference'] is None
         for backend, reason in backends.items():
             (line,) = (x for x in output.splitlines() if x.split()[:2] == [op, backend])
             assert line.endswith('can run' if reason is None else reason)
@@ -300,12 +288,3 @@ def test_the_folder_is_no_package_of_its_own():
     code += 'try:\n    import kernels\nexcept ImportError as error:\n    print(error)'
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert done.stdout.endswith('is the package ttt_kernels: import ttt_kernels\n'), done.stderr
-
-
-def test_the_environment_without_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The short cut past `os.environ.get`, and what is left where Python has it no more.
-    monkeypatch.setenv('TTT_KERNELS_BACKEND', 'numba')
-    assert _backend.from_environment() == b'numba'
-    monkeypatch.setattr(_backend, '_raw', None)
-    monkeypatch.setattr(_backend, '_raw_name', _backend.VARIABLE)
-    assert _backend.from_environment() == 'numba'
