@@ -102,6 +102,16 @@ def fp64(values: list) -> Tensor:
                 [-0.3891973219, 0.1459970073],
             ],
         ),
+        (
+            dict(type='MLP', depth=3),
+            'dot',
+            [
+                [-3.0927454398, 2.1778384025],
+                [0.6957316618, 2.0956422426],
+                [-7.6190223103, 7.5149239194],
+                [0.2748664407, 0.0272722269],
+            ],
+        ),
     ],
 )
 def test_worked_example(kind: dict, loss: str, expected: list) -> None:
@@ -113,7 +123,8 @@ def test_worked_example(kind: dict, loss: str, expected: list) -> None:
             weight.copy_(torch.tensor(WEIGHTS[name]))
     mixer.qkv = nn.Identity()
     packed = fp64([Q, K, V]).permute(1, 0, 2).flatten(1)[None]
-    for mixer.fused in (True, False):
+    fused = mixer.fused
+    for mixer.fused in {fused, False}:
         out = mixer(packed, (2, 2))[0]
         torch.testing.assert_close(out, fp64(expected), rtol=0, atol=1e-9)
 
