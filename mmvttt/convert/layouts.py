@@ -56,7 +56,7 @@ def find_layout(weights: Mapping[str, Tensor], public: bool) -> Layout:
         kind = 'public' if public else 'mmvttt'
         begin = sorted({'.'.join(name.split('.')[:2]) for name in weights})[:6]
         raise CheckpointError(
-            f'This has not the {kind} names of a ViT³, an H-ViT³ or a T⁵: none ends in '
+            f'These are not the {kind} names of a ViT³, an H-ViT³ or a T⁵: none ends in '
             f'{" or ".join(marks)}; names begin with {", ".join(begin)}. Give a checkpoint of one '
             'of these models, or choose the other direction.'
         )

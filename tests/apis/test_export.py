@@ -216,5 +216,5 @@ def test_a_head_that_takes_more_than_features_is_refused() -> None:
         def extract_feat(self, image: torch.Tensor) -> torch.Tensor:
             return image
 
-    with pytest.raises(UsageError, match='logits of QueryHead are no function of features'):
+    with pytest.raises(UsageError, match='logits of QueryHead depend on more'):
         exportable(Segmentor())

@@ -14,10 +14,7 @@ from torch import nn
 import mmvttt.openmmlab.reliability  # noqa: F401
 from mmvttt.cli import add_cfg_options
 from mmvttt.errors import UsageError
-from mmvttt.models.backbones import T5, HViT3, Vittt
 from mmvttt.openmmlab.build_errors import explain_build
-
-ARCH = dict(embed_dims=64, num_layers=2, num_heads=2, feedforward_channels=128)
 
 
 @pytest.mark.parametrize(
@@ -70,19 +67,6 @@ def test_resume_in_an_empty_folder_begins_from_load_from(run: Callable) -> None:
     # With a rate of 0 everything but the statistics of BatchNorm stays.
     for name, weight in runner.model.named_parameters():
         assert torch.equal(weight, before[name]), name
-
-
-@pytest.mark.parametrize(
-    'build',
-    [
-        lambda: Vittt(ARCH),
-        lambda: T5(ARCH),
-        lambda: HViT3(dict(embed_dims=(16, 32), depths=(1, 1), num_heads=(1, 1))),
-    ],
-)
-def test_an_empty_batch(build: Callable[[], nn.Module]) -> None:
-    with pytest.raises(ValueError, match=r'got an empty batch, \(0, 3, 64, 96\): skip it'):
-        build()(torch.zeros(0, 3, 64, 96))
 
 
 def test_inner_loop_hook_and_a_diffusion_model() -> None:

@@ -250,15 +250,15 @@ def test_a_config_of_yacs_or_argparse_is_read_without_running_code(
 @pytest.mark.parametrize(
     ('weights', 'direction', 'named'),
     [
-        (Vittt('tiny').state_dict(), to_ours, ['has not the public names', 'blocks.0']),
+        (Vittt('tiny').state_dict(), to_ours, ['not the public names', 'blocks.0']),
         (
             T5('tiny', dict(locality='dwc_v')).state_dict(),
             to_ours,
-            ['has not the public names'],
+            ['not the public names'],
         ),
         ({'conv1.weight': torch.ones(1)}, to_ours, ['other direction', 'conv1.weight']),
-        (to_ours(plain()).weights, to_ours, ['has not the public names']),
-        (plain(), to_public, ['has not the mmvttt names']),
+        (to_ours(plain()).weights, to_ours, ['not the public names']),
+        (plain(), to_public, ['not the mmvttt names']),
         ({k: v for k, v in plain().items() if 'patch' not in k}, to_ours, ['patch_embed.proj']),
         (plain() | {'norm.bias': torch.ones(7)}, to_ours, ['norm.bias', '(7,)', '(48,)']),
     ],

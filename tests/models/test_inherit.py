@@ -209,7 +209,7 @@ def test_an_adapter_has_it_inside(tmp_path: Path) -> None:
         (lambda: timm(patch_size=8), ['patch_size 8 (T⁵: 16)']),
         (lambda: mmpretrain(out_type='avg_featmap'), ['ln2']),
         (lambda: mmpretrain(pre_norm=True), ['pre_norm']),
-        (lambda: T5(ARCH), ['already', 'Pretrained']),
+        (lambda: T5(ARCH), ["type='Pretrained'"]),
         (lambda: nn.Sequential(nn.Linear(3, 3)), ['0.bias', 'not a ViT']),
     ],
 )

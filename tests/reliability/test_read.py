@@ -134,12 +134,6 @@ def test_what_is_downloaded_runs_nothing(server: tuple, tmp_path: Path) -> None:
     assert not (tmp_path / 'ran').exists()
 
 
-def test_a_date_in_a_name_is_no_digest(server: tuple) -> None:
-    address, answers = server
-    answers += [SMALL]
-    assert read_content(f'{address}/weights-20240101.pth') == {'a': 1}
-
-
 def test_the_password_of_a_url_is_not_shown(server: tuple) -> None:
     address, answers = server
     url = address.replace('//', '//me:secret@') + '/private.pth'

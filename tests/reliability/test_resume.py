@@ -9,6 +9,7 @@ import torch
 
 from mmvttt.errors import ResumeError
 from mmvttt.openmmlab.reliability import resume
+from mmvttt.openmmlab.reliability.data.contents import file_digest
 from mmvttt.openmmlab.reliability.resume import RUN_ID, latest_checkpoint, why_not_resumable
 
 
@@ -180,7 +181,7 @@ def test_all_nodes_must_have_the_same_file(
 ) -> None:
     """Seen from rank 1, which is told what rank 0 has."""
     path = checkpoint(tmp_path / 'epoch_1.pth')
-    first = ("node 'alpha' (rank 0)", (resume._fingerprint(str(path)), ''))
+    first = ("node 'alpha' (rank 0)", (file_digest(path), ''))
     if here == 'other':
         checkpoint(path, state_dict={'w': torch.zeros(1000)})
     elif here == 'gone':

@@ -72,7 +72,7 @@ def evaluate(
         check_new_folder(folder)
     source = existing(checkpoint)
     cfg.load_from, cfg.resume = source, False
-    if type_name(cfg.get('runner_type')).endswith('FlexibleRunner'):
+    if type_name(cfg.get('runner_type')).rpartition('.')[2] == 'FlexibleRunner':
         # FSDP's checkpoints are whole, and are evaluated as such.
         cfg.pop('runner_type')
     scope = cfg.get('default_scope')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,39 +30,27 @@ _PIXELS, _SCORE, _UNMATCHED, _AREA = 0.5, 1e-2, 0.02, 1e-2
 
 
 class Part(nn.Module):
-    """A part of a model, `function(model, image)`, of the preprocessed image `(B, C, H, W)`.
+    """A model up to a head's logits or else its neck, as a function of the image alone.
 
-    Its tensors' names have the `prefixes`.
+    The work of a detector's heads depends on the image. `prefixes` are those of its tensors' names.
     """
 
-    def __init__(
-        self, model: nn.Module, function: Callable[[Any, Tensor], Any], *prefixes: str
-    ) -> None:
+    def __init__(self, model: nn.Module, head: str | None = None) -> None:
         super().__init__()
         self.model = model
-        self.function = function
-        self.prefixes = prefixes
+        self.head = head
+        self.prefixes = ('backbone.', 'neck.', *([] if head is None else [f'{head}.']))
 
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
-        return self.function(self.model, image)
-
-
-def _logits(model: Any, image: Tensor) -> Tensor:
-    """A segmentor's, `(B, classes, H, W)` at the size of the image."""
-    logits = model.decode_head(model.extract_feat(image))
-    return F.interpolate(
-        logits, image.shape[2:], mode='bilinear', align_corners=model.align_corners
-    )
-
-
-def _features(model: Any, image: Tensor) -> tuple[Tensor, ...]:
-    """The maps of a detector's neck; the heads' work depends on the image."""
-    return tuple(model.extract_feat(image))
-
-
-def _scores(model: Any, image: Tensor) -> Tensor:
-    """A classifier's logits `(B, classes)`."""
-    return model.head(model.extract_feat(image))
+        """Preprocessed image `(B, C, H, W)` → maps, or logits; of a segmentor at its size."""
+        features = self.model.extract_feat(image)
+        if self.head is None:
+            return tuple(features)
+        logits = getattr(self.model, self.head)(features)
+        if self.head == 'head':
+            return logits
+        corners = self.model.align_corners
+        return F.interpolate(logits, image.shape[2:], mode='bilinear', align_corners=corners)
 
 
 def predictor(model: nn.Module) -> nn.Module:
@@ -84,26 +72,24 @@ def exportable(model: nn.Module) -> nn.Module:
     a model of timm as they are.
 
     Raises:
-        UsageError: A segmentor's logits are no function of features.
+        UsageError: A segmentor's logits depend on more than features.
     """
     if not hasattr(model, 'extract_feat'):
         part = model
     elif hasattr(model, 'decode_head'):
         head = model.decode_head
+        parameters = inspect.signature(head.forward).parameters.values()
         # A cascade, or a head that takes more than features.
-        if isinstance(head, nn.ModuleList) or (
-            sum(p.default is p.empty for p in inspect.signature(head.forward).parameters.values())
-            > 1
-        ):
+        if isinstance(head, nn.ModuleList) or sum(p.default is p.empty for p in parameters) > 1:
             raise UsageError(
-                f'the logits of {type(head).__name__} are no function of features, so they cannot '
+                f'the logits of {type(head).__name__} depend on more than features, so they cannot '
                 'be exported; --predictions writes the label map'
             )
-        part = Part(model, _logits, 'backbone.', 'neck.', 'decode_head.')
+        part = Part(model, 'decode_head')
     elif getattr(model, 'head', None) is not None:
-        part = Part(model, _scores, 'backbone.', 'neck.', 'head.')
+        part = Part(model, 'head')
     else:
-        part = Part(model, _features, 'backbone.', 'neck.')
+        part = Part(model)
     return part.eval()
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,8 @@ from torch import Tensor
 
 from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointError, ResumeError
+
+from .data.contents import file_digest
 
 # Entry of the message hub that identifies a training; a resumed one keeps it.
 RUN_ID = 'run_id'
@@ -248,32 +248,23 @@ def _choose(work_dir: str, named: str | None) -> str | None:
     return os.path.relpath(path, os.path.realpath(work_dir)) if inside else path
 
 
-def _fingerprint(path: str) -> str:
-    """Checksum of a checkpoint's zip index (names, sizes, checksums): quick and sufficient."""
-    if not zipfile.is_zipfile(path):
-        return f'{os.path.getsize(path)}'
-    with zipfile.ZipFile(path) as archive:
-        index = ' '.join(f'{i.filename}:{i.file_size}:{i.CRC}' for i in archive.infolist())
-    return f'{zlib.crc32(index.encode()):08x}'
-
-
 def _found_here(chosen: str | None, work_dir: str) -> tuple[str, str]:
-    """Fingerprint of rank 0's choice on this node, and the message if it differs."""
+    """Digest of rank 0's choice on this node, and the message if it differs."""
     if chosen is None:
         files = candidates(work_dir)
         return ('some', f"has '{files[0]}'") if files else ('none', '')
     if not os.path.exists(chosen):
         return '', f'lacks {chosen!r}'
-    # Rank 0 has read the whole file; on other nodes one rank does, and the rest read its index.
+    # Rank 0 has read the whole file; on other nodes one rank does.
     if get_rank() and os.environ.get('LOCAL_RANK', '0') == '0':
         problem = why_not_resumable(chosen)
         if problem:
             return '', f'has {chosen!r}, which {problem}'
-    return _fingerprint(chosen), f'has another file by the name of {chosen!r}'
+    return file_digest(chosen), f'has another file by the name of {chosen!r}'
 
 
 def _require_same(chosen: str | None, work_dir: str) -> None:
-    """Raises a ResumeError on all ranks if a rank's fingerprint differs from rank 0's."""
+    """Raises a ResumeError on all ranks if a rank's digest differs from rank 0's."""
     node = f'node {socket.gethostname()!r} (rank {get_rank()})'
     (first, (expected, _)), *others = all_gather_object((node, _found_here(chosen, work_dir)))
     problems = [f'{there} {text}' for there, (mark, text) in others if mark != expected]

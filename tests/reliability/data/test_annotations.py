@@ -204,15 +204,6 @@ def test_a_class_without_its_comma(root: Path) -> None:
     refused(lambda: check_data(cfg), "the string 'cat'", "classes=('cat',)")
 
 
-@pytest.mark.parametrize('name', ['roi_head.bbox_head', 'bbox_head'])
-def test_heads_with_fewer_classes(root: Path, name: str) -> None:
-    cfg = config(coco_dataset(root))
-    cfg.merge_from_dict({f'model.{name}.num_classes': 2})
-    check_data(cfg)
-    cfg.merge_from_dict({f'model.{name}.num_classes': 1})
-    refused(lambda: check_data(cfg), f'model.{name}', 'num_classes=2', kind=DataError)
-
-
 @pytest.mark.parametrize(
     ('place', 'metric', 'fatal'),
     [

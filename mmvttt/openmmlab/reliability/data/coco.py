@@ -91,17 +91,7 @@ def check_coco(
             'all boxes lie between 0 and 1: they are fractions of the picture, and COCO has '
             'pixels; multiply x and width by its width, y and height by its height'
         )
-    learned: Counter = Counter()
-    faults: list[tuple[str, str]] = []
-    for ann in listed:
-        size, name = sizes[ann['image_id']], names[ann['category_id']]
-        reason = why_not_learned(ann, size, masks)
-        if name in (findings.classes or ()):
-            findings.counts[name][reason or LEARNED] += 1
-            learned[ann['image_id']] += reason is None
-        if reason in (_THIN, _OUTSIDE, _EMPTY):
-            faults.append((f'boxes {reason}, which are not learned', _example(ann, 'bbox')))
-    learned = +learned
+    learned = _account(listed, names, sizes, masks, findings, scope)
     if not findings.errors and not learned:
         (findings.error if training else findings.warn)(
             f'{path} has no box to learn or to find: every annotation is of another category, a '
@@ -117,21 +107,45 @@ def check_coco(
         _check_values(ann, sizes[ann['image_id']], masks, findings, scope.thorough)
     _check_corners(annotations if scope.thorough else spread(annotations, _QUICK), findings)
     if scope.thorough:
-        for fault, example in faults:
-            findings.warn(fault, example)
         for image in images:
             if image['id'] not in learned:
                 findings.warn('images without a box', image['file_name'])
     files = [(os.path.join(image_folder, i['file_name']), sizes[i['id']]) for i in images]
     findings.files = {os.path.realpath(file) for file, _ in files}
     if image_folder:
-        beside = set(map(os.path.realpath, pictures_in(image_folder, scope))) - findings.files
-        for other in others if beside else ():
-            parts = _read(other, Findings(''), False) or dict(images=[])
-            for image in _whole(parts, 'images', Findings('')):
-                beside.discard(os.path.realpath(os.path.join(image_folder, image['file_name'])))
-        findings.unlisted = len(beside)
+        findings.unlisted = _count_unlisted(image_folder, others, findings, scope)
     check_images(files, findings, scope)
+
+
+def _account(
+    listed: Sequence[dict],
+    names: Mapping[Any, str],
+    sizes: Sizes,
+    masks: bool,
+    findings: Findings,
+    scope: Scope,
+) -> Counter:
+    """Counts the boxes that are learned of each image, and of each class with the reasons."""
+    learned: Counter = Counter()
+    for ann in listed:
+        name = names[ann['category_id']]
+        reason = why_not_learned(ann, sizes[ann['image_id']], masks)
+        if name in (findings.classes or ()):
+            findings.counts[name][reason or LEARNED] += 1
+            learned[ann['image_id']] += reason is None
+        if scope.thorough and reason in (_THIN, _OUTSIDE, _EMPTY):
+            findings.warn(f'boxes {reason}, which are not learned', _example(ann, 'bbox'))
+    return +learned
+
+
+def _count_unlisted(folder: str, others: Iterable[str], findings: Findings, scope: Scope) -> int:
+    """Counts the pictures in a folder that neither this annotation file lists nor the others."""
+    unlisted = set(map(os.path.realpath, pictures_in(folder, scope))) - findings.files
+    for path in others if unlisted else ():
+        content = _read(path, Findings(''), False) or dict(images=[])
+        for image in _whole(content, 'images', Findings('')):
+            unlisted.discard(os.path.realpath(os.path.join(folder, image['file_name'])))
+    return len(unlisted)
 
 
 def why_not_learned(ann: dict, size: tuple[int, int], masks: bool) -> str | None:
@@ -268,11 +282,10 @@ def _in_the_lists(
             if ann[key] in ids:
                 continue
             if str(ann[key]) in texts:
-                kinds = (
-                    ('a text', 'numbers') if isinstance(ann[key], str) else ('a number', 'texts')
-                )
+                is_text = isinstance(ann[key], str)
+                here, there = ('a text', 'numbers') if is_text else ('a number', 'texts')
                 findings.error(
-                    f'annotations whose {key} is {kinds[0]} but the ids of {part} are {kinds[1]}',
+                    f'annotations whose {key} is {here} but the ids of {part} are {there}',
                     _example(ann, key),
                 )
             else:
@@ -341,17 +354,18 @@ def _check_corners(annotations: Sequence[dict], findings: Findings) -> None:
     kinds = [_contradiction(ann) for ann in annotations]
     judged = len(kinds) - kinds.count(None)
     mostly = findings.error if kinds.count('corners') > judged / 2 else findings.warn
-    reports = {
-        'corners': (mostly, 'boxes that are (x1, y1, x2, y2) according to their mask or area'),
-        'other': (
-            findings.warn,
-            'boxes that are not around their mask, or smaller than their area',
-        ),
-    }
     for ann, kind in zip(annotations, kinds, strict=True):
-        if kind in reports:
-            report, text = reports[kind]
-            report(f'{text}, instead of (x, y, width, height)', _example(ann, 'bbox'))
+        if kind == 'corners':
+            mostly(
+                'boxes that are (x1, y1, x2, y2) according to their mask or area, instead of (x, '
+                'y, width, height)',
+                _example(ann, 'bbox'),
+            )
+        elif kind == 'other':
+            findings.warn(
+                'boxes that are not around their mask, or smaller than their area',
+                _example(ann, 'bbox'),
+            )
 
 
 def _contradiction(ann: dict) -> str | None:
