@@ -131,8 +131,6 @@ EXTRAS = {
     ],
     # Curves, receptive fields and gradient maps as pictures.
     'plots': ['matplotlib>=3.8,<4'],
-    # For the page of tools/gradio_demo.py; large.
-    'gradio': ['gradio>=5,<7'],
     # The photographs and digits of the built-in data set, and its pictures.
     'demo': ['scikit-learn>=1.5,<2', 'scikit-image>=0.24,<0.27', 'matplotlib>=3.8,<4'],
     # One minor release of ruff: the next one formats other things.

@@ -44,7 +44,7 @@ def extra(toolbox: str) -> str | None:
 # The extra that brings a package, by the name of its module.
 _BRINGS = {
     'onnx': 'export', 'onnxscript': 'export', 'onnxruntime': 'export', 'openvino': 'openvino',
-    'matplotlib': 'plots', 'diffusers': 'gen', 'transformers': 'sd3', 'gradio': 'gradio',
+    'matplotlib': 'plots', 'diffusers': 'gen', 'transformers': 'sd3',
     'numba': 'cpu', 'sklearn': 'demo', 'skimage': 'demo',
 }  # fmt: skip
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from mmvttt.errors import UsageError
 
 from ..engine.amp import autocast_backbone
 from ..models.diffusion_model import refuse_diffusion
-from ..reliability.data.images import FORMATS, read_image
+from ..reliability.data.images import read_image
 from .file_inference import run_file
 
 _TOP = 5
@@ -117,24 +116,14 @@ def require_images(
             raise UsageError(f'several images are called {stem!r}: show one at a time, with --out')
 
 
-def require_image(path: str | os.PathLike[str], max_pixels: int | None = None) -> None:
-    """Raises a UsageError if a file is missing, no image, damaged or of more than `max_pixels`.
+def require_image(path: str | os.PathLike[str]) -> None:
+    """Raises a UsageError if a file is missing, no image or damaged.
 
     The content decides about the format, not the name. Formats for which Pillow would start another
     program (EPS) are refused.
     """
     if not os.path.isfile(path):
         raise UsageError(f'there is no image {os.fspath(path)!r}')
-    if max_pixels is not None:
-        width = height = 0
-        # The header alone: a file of some kilobytes can hold gigabytes of pixels.
-        with suppress(Exception), Image.open(path, formats=FORMATS) as image:
-            width, height = image.size
-        if width * height > max_pixels:
-            raise UsageError(
-                f'{Path(path).name!r} has {width}×{height} pixels, and {max_pixels:,} are allowed: '
-                'give a smaller image'
-            )
     problem = read_image(os.fspath(path)).problem
     if problem:
         raise UsageError(f'{Path(path).name!r} is among the {problem}')
