@@ -13,11 +13,12 @@ from pathlib import Path
 from mmvttt.analysis.curves import (
     plot_curves,
     read_scalars,
+    scalar_rows,
     spread_table,
     summary,
-    write_csv,
 )
-from mmvttt.cli import command_line, new_file
+from mmvttt.analysis.tables import write_csv
+from mmvttt.openmmlab.cli import command_line, new_file
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
         out = args.out or Path(args.work_dirs[0]) / 'curves.png'
         out = plot_curves(runs, out, args.metrics)
         if args.csv:
-            write_csv(runs, args.csv, args.metrics)
+            write_csv(scalar_rows(runs, args.metrics), args.csv)
     except (FileNotFoundError, KeyError, ValueError) as error:
         parser.exit(1, f'{error.args[0]}\n')
     if len(runs) > 1:

@@ -1,13 +1,14 @@
 """Curves of loss and of the evaluated metrics, from the scalars that mmengine writes."""
 
-import csv
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 from .pictures import beside_panel, panels, save
+from .tables import markdown
 
 # LocalVisBackend writes one folder for each start (a resumed run has several).
 _SCALARS = '*/vis_data/scalars.json'
@@ -112,24 +113,16 @@ def plot_curves(
     return save(figure, out, dpi=120)
 
 
-def write_csv(
-    runs: Mapping[str, Run], out: str | os.PathLike[str], metrics: Sequence[str] | None = None
-) -> None:
-    """Writes the total loss and the evaluated metrics of runs: a row for each run, scalar and step.
-
-    Args:
-        runs: Results of `read_scalars`, by the runs' names in the file.
-        out: The file to write, with the columns run, scalar, step and value.
-        metrics: Names of evaluated scalars; default: all that were ever defined.
-    """
-    Path(out).parent.mkdir(parents=True, exist_ok=True)
-    with open(out, 'w', newline='', encoding='utf-8') as file:
-        writer = csv.writer(file, lineterminator='\n')
-        writer.writerow(['run', 'scalar', 'step', 'value'])
-        for run, (train, evaluated) in runs.items():
-            for name in ['loss', *(metrics or _defined(evaluated))]:
-                values = (train if name == 'loss' else evaluated).get(name, {})
-                writer.writerows([run, name, i, f'{value:.6g}'] for i, value in values.items())
+def scalar_rows(
+    runs: Mapping[str, Run], metrics: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """Rows of run, scalar, step and value: the total loss and the metrics, as `plot_curves`."""
+    return [
+        dict(run=run, scalar=name, step=step, value=f'{value:.6g}')
+        for run, (train, evaluated) in runs.items()
+        for name in ['loss', *(metrics or _defined(evaluated))]
+        for step, value in (train if name == 'loss' else evaluated).get(name, {}).items()
+    ]
 
 
 def spread_table(runs: Mapping[str, Run], metrics: Sequence[str] | None = None) -> str:
@@ -145,13 +138,13 @@ def spread_table(runs: Mapping[str, Run], metrics: Sequence[str] | None = None) 
             values = (train if name == 'loss' else evaluated).get(name)
             if values:
                 rows.setdefault(name, {})[run] = list(values.values())[-1]
-    lines = [['last', 'mean', 'deviation', *runs], ['---', *['---:'] * (len(runs) + 2)]]
+    lines = []
     for name, by_run in rows.items():
         numbers = list(by_run.values())
         deviation = f'{stdev(numbers):.2g}' if len(numbers) > 1 else '–'
         each = [f'{by_run[run]:.4g}' if run in by_run else '–' for run in runs]
         lines.append([name, f'{mean(numbers):.4g}', deviation, *each])
-    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+    return markdown(['last', 'mean', 'deviation', *runs], lines)
 
 
 def summary(train: Series, evaluated: Series, metrics: Sequence[str] | None = None) -> str:

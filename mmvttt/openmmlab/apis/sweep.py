@@ -1,50 +1,193 @@
-"""One training of a sweep in a process of its own: `python -m mmvttt.openmmlab.apis.sweep`.
-
-Models and data sets of several toolboxes are built under one global scope of mmengine, which
-threads of one process would take from each other.
-"""
+"""Sweeps: variants of configs trained in equal steps with several seeds, as a table."""
 
 from __future__ import annotations
 
-import ast
+import copy
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
+from queue import Queue
+from statistics import mean, stdev
 from typing import Any
 
-from mmvttt.checkpoints.atomic_write import write_whole
-from mmvttt.cli import plain_errors
+import torch
+from mmengine.config import Config
+from mmengine.registry import DATASETS, init_default_scope
 
-from ..analysis.sweep import (
-    RESULT,
-    Variant,
-    config_of,
-    cost_of,
-    evaluated_size,
-    result_of,
-    setting_of,
-)
+from mmvttt.analysis.curves import read_scalars
+from mmvttt.analysis.tables import markdown
+from mmvttt.checkpoints.atomic_write import write_whole
+from mmvttt.errors import UsageError
+
+from ..analysis.models import find_model
+from ..cli import plain_errors
+from ..config import load_config
 from .train import train
 
+# File in the folder of each finished training, with its last loss and metrics.
+_RESULT = 'result.json'
+# Entries of a schedule that are points in time.
+_TIMES = ('begin', 'end', 'T_max', 'milestones')
+# With the least number of values.
+_MEASURES = ((1, mean), (2, stdev))
 
-def train_variant(
-    folder: str, variant: Mapping[str, Any], options: Mapping | None, steps: int | None, seed: int
-) -> None:
-    """Trains a variant, given by its fields, or resumes it; writes the result with its cost."""
-    work_dir, made = Path(folder), Variant(**variant)
-    cfg = config_of(made, options, steps)
-    config = work_dir / 'config.py'
-    cfg.dump(config)
-    train(config, resume='auto', seed=seed, work_dir=folder)
-    run = result_of(made, seed, work_dir, cost_of(made, options, evaluated_size(cfg)))
-    saved = dict(asdict(run), setting=setting_of(made, options, steps))
-    write_whole(work_dir / RESULT, json.dumps(saved).encode())
+
+def variants_of(configs: Sequence[str], over: Mapping[str, Any]) -> dict[str, tuple[str, dict]]:
+    """Returns config and options of every combination of configs and values, by its name.
+
+    Names consist of the config's, if there are several, and the last words of the keys with values.
+    """
+    variants: dict[str, tuple[str, dict]] = {}
+    lists = [x if isinstance(x, list) else [x] for x in over.values()]
+    for config, *values in product(configs, *lists):
+        words = [f'{k.rpartition(".")[2]}={v}' for k, v in zip(over, values, strict=True)]
+        if len(configs) > 1 or not words:
+            words.insert(0, Path(config).stem)
+        name = ''.join(c if c.isalnum() or c in '.-_=,' else '-' for c in ','.join(words))
+        if name in variants:
+            raise UsageError(f'two variants of the sweep have the name {name}: rename a config')
+        variants[name] = config, dict(zip(over, values, strict=True))
+    return variants
+
+
+def write_config(config: str, options: dict[str, Any], steps: int | None, folder: Path) -> Path:
+    """Writes a variant's config into its folder, and builds its model without weights.
+
+    Raises:
+        UsageError: The folder belongs to another sweep.
+    """
+    cfg = load_config(config, cfg_options=options)
+    if steps is not None:
+        _set_length(cfg, steps)
+    path, text = folder / 'config.py', cfg.pretty_text.encode()
+    if path.is_file() and path.read_bytes() != text:
+        raise UsageError(f'{folder} is of another sweep: give another --out, or remove it')
+    write_whole(path, text)
+    find_model(str(path), weightless=True)
+    return path
+
+
+class Trainings:
+    """Trains in processes, one on each GPU or one on the CPU, and can end them all."""
+
+    def __init__(self) -> None:
+        gpus = [str(i) for i in range(torch.cuda.device_count())]
+        if gpus and (visible := os.environ.get('CUDA_VISIBLE_DEVICES')):
+            gpus = visible.split(',')
+        self.devices: Queue[str] = Queue()
+        for device in gpus or ['']:
+            self.devices.put(device)
+        self.running: set[subprocess.Popen] = set()
+        self.stopped = False
+
+    def train(self, config: Path, seed: int) -> dict[str, float]:
+        """Trains with a seed, or resumes, unless done; returns the last metrics and loss.
+
+        Raises:
+            UsageError: The training failed: the last line of its output.
+        """
+        folder = config.parent / f'seed{seed}'
+        folder.mkdir(exist_ok=True)
+        if not (folder / _RESULT).is_file():
+            device = self.devices.get()
+            try:
+                self._run(str(config), str(seed), folder, device)
+            finally:
+                self.devices.put(device)
+        return json.loads((folder / _RESULT).read_bytes())
+
+    def _run(self, config: str, seed: str, folder: Path, device: str) -> None:
+        command = [sys.executable, '-m', __name__, config, seed, str(folder)]
+        environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': device}
+        output = folder / 'output.txt'
+        with output.open('a') as file:
+            process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+        self.running.add(process)
+        if self.stopped:
+            process.terminate()
+        status = process.wait()
+        self.running.discard(process)
+        if not (folder / _RESULT).is_file():
+            lines = output.read_text(errors='replace').strip().splitlines()
+            raise UsageError(lines[-1] if lines else f'exit status {status}')
+
+    def stop(self) -> None:
+        """Asks every training to save and exit."""
+        self.stopped = True
+        for process in list(self.running):
+            process.terminate()
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], metric: str | None) -> str:
+    """Returns a Markdown table with a row for each variant, mean ± deviation over its seeds.
+
+    Args:
+        rows: A mapping for each training, with its variant, seed, loss and metrics.
+        metric: Name of an evaluated metric; None for the first that every training has.
+
+    Raises:
+        UsageError: No training has the metric.
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    metrics = [name for name in names if name not in ('variant', 'seed', 'loss')]
+    if metric not in (None, *metrics):
+        raise UsageError(f'no training has the metric {metric!r}; there is {", ".join(metrics)}')
+    shared = (name for name in metrics if all(name in row for row in rows))
+    shown = metric or next(shared, 'metric')
+    lines = []
+    for name in dict.fromkeys(row['variant'] for row in rows):
+        group = [row for row in rows if row['variant'] == name]
+        spreads = _spread(group, shown, '{:.3g}'), _spread(group, 'loss', '{:.3f}')
+        lines.append([name, str(len(group)), *spreads])
+    return markdown(['variant', 'seeds', shown, 'last loss'], lines) + '\n'
+
+
+def _spread(rows: Sequence[Mapping[str, Any]], name: str, style: str) -> str:
+    numbers = [row[name] for row in rows if name in row]
+    values = [measure(numbers) for least, measure in _MEASURES if len(numbers) >= least]
+    return ' ± '.join(map(style.format, values))
+
+
+def _set_length(cfg: Config, steps: int) -> None:
+    """Sets the length of the training, in whole epochs; schedules in proportion, one test."""
+    loop, length, key = cfg.train_cfg, steps, 'max_iters'
+    if loop.get('by_epoch') or 'max_epochs' in loop:
+        init_default_scope(cfg.get('default_scope') or 'mmengine')
+        dataset = DATASETS.build(copy.deepcopy(cfg.train_dataloader.dataset))
+        an_epoch = -(-len(dataset) // cfg.train_dataloader.get('batch_size', 1))
+        length, key = max(1, round(steps / an_epoch)), 'max_epochs'
+    part = length / loop[key]
+    loop[key] = loop['val_interval'] = length
+    schedules = cfg.get('param_scheduler') or []
+    for schedule in schedules if isinstance(schedules, list) else [schedules]:
+        for name in set(_TIMES) & set(schedule):
+            schedule[name] = _scaled(schedule[name], part)
+    checkpoint = cfg.get('default_hooks', {}).get('checkpoint')
+    if checkpoint is not None:
+        checkpoint.interval = max(1, length // 4)
+        checkpoint.max_keep_ckpts = 1
+
+
+def _scaled(time: Any, part: float) -> Any:
+    if isinstance(time, Sequence):
+        return [_scaled(t, part) for t in time]
+    return max(1, round(time * part)) if isinstance(time, int | float) and time > 0 else time
+
+
+def _train(config: str, seed: str, folder: str) -> None:
+    """Trains or resumes in this process, and writes the result; does not return if stopped."""
+    train(config, resume='auto', seed=int(seed), work_dir=folder)
+    scalars, evaluated = read_scalars(folder)
+    series = dict(loss=scalars.get('loss'), **evaluated)
+    last = {name: list(values.values())[-1] for name, values in series.items() if values}
+    write_whole(Path(folder, _RESULT), json.dumps(last).encode())
 
 
 if __name__ == '__main__':
     os.environ.setdefault('LOCAL_RANK', '0')
     with plain_errors():
-        train_variant(**ast.literal_eval(sys.stdin.read()))
+        _train(*sys.argv[1:])

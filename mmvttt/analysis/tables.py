@@ -1,0 +1,25 @@
+"""Tables as CSV files and in Markdown."""
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.atomic_write import replacing
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> Path:
+    """Writes rows atomically; the columns are all of their keys, in order of appearance."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with replacing(path) as partial, partial.open('w', newline='', encoding='utf-8') as file:
+        writer = csv.DictWriter(file, columns, lineterminator='\n')
+        writer.writeheader()
+        writer.writerows(rows)
+    return Path(path)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns after the first are aligned to the right."""
+    lines = [header, ['---', *['---:'] * (len(header) - 1)], *rows]
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
