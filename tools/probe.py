@@ -3,10 +3,10 @@
 TRAIN and TEST contain a folder of images for each class. With --twin, a linearized checkpoint of
 the same model is compared with its source: agreement of neighbours, cosine of patch tokens by
 block. The source's own linear head is applied to both if it has the folders' classes. Writes
-probe.csv and, with a twin, cosine.png.
+probe.csv.
 
-With --maps, TRAIN and TEST hold images, and two more folders their label maps, of the same names: a
-linear probe of patches, its mean intersection over union counted on patches.
+With --maps, two more folders hold label maps, with the names of the images and 255 where there is
+no class: a linear probe of patches, its mean intersection over union counted on patches.
 
 example: python tools/probe.py vit_small_patch16_dinov3 pictures/train pictures/test \\
              --checkpoint dinov3-vits16/ --twin work_dirs/distil_dinov3_s_10k/iter_10000.pth
@@ -20,7 +20,6 @@ from mmvttt.cli import (
     add_shape,
     command_line,
     new_folder,
-    not_negative,
     plain_errors,
     positive,
 )
@@ -35,12 +34,17 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--checkpoint', help='weights of the model; default: from init_cfg')
     parser.add_argument('--key', help="entry of the checkpoint with the weights, e.g. 'teacher'")
     parser.add_argument('--twin', help='weights of the linearized model; "untrained": at random')
+    parser.add_argument(
+        '--most',
+        nargs=2,
+        type=positive,
+        default=(None, None),
+        metavar=('TRAIN', 'TEST'),
+        help='number of images, evenly of all classes; default: all',
+    )
     parser.add_argument('--maps', nargs=2, type=Path, metavar=('TRAIN', 'TEST'), help='label maps')
-    parser.add_argument('--ignore', type=not_negative, default=255, help='number of no class')
-    parser.add_argument('--most', nargs=2, type=positive, metavar=('TRAIN', 'TEST'))
-    parser.add_argument('--batch-size', type=positive, default=50)
     parser.add_argument('--out', type=new_folder, default='work_dirs/probe')
-    add_shape(parser, help='size that images are brought to; default: 224 224')
+    add_shape(parser, default=(224, 224), help='size to which images are resized')
     add_cfg_options(parser, 'model.backbone.model=vit_base_patch16_dinov3')
     return parser.parse_args()
 

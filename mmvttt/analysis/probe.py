@@ -1,7 +1,9 @@
 """Quality of frozen features: nearest neighbours, linear probes, agreement with a source."""
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,111 +11,45 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from mmvttt.errors import DataError, UsageError
+from mmvttt.errors import DataError
 from mmvttt.models.distillation import block_tokens
 
-from .pictures import save, styled
-
-# Label of a patch without a class, as in label maps.
+# Label of pixels and patches without a class.
 IGNORED = 255
-_SUFFIXES = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
-
-
-def class_folder(root: Path, most: int | None = None) -> tuple[list[Path], np.ndarray, list[str]]:
-    """Images of `ROOT/CLASS/*`, their classes as numbers, and the names; evenly at most so many."""
-    if not root.is_dir():
-        raise DataError(f'there is no folder {str(root)!r}: give FOLDER/CLASS/*.jpg.')
-    pairs = [
-        (path, folder.name)
-        for folder in sorted(p for p in root.iterdir() if p.is_dir())
-        for path in sorted(folder.iterdir())
-        if path.suffix.lower() in _SUFFIXES
-    ]
-    names = sorted({name for _, name in pairs})
-    if len(names) < 2:
-        raise DataError(f'{root} has images of {len(names)} classes: give FOLDER/CLASS/*.jpg.')
-    if most is not None and most < len(pairs):
-        pairs = [pairs[i * len(pairs) // most] for i in range(most)]
-    return [p for p, _ in pairs], np.array([names.index(n) for _, n in pairs]), names
 
 
 @torch.no_grad()
-def pooled_features(
-    model: nn.Module, batches: Iterable[Tensor], source: nn.Module | None = None
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Features of images by a frozen model, and how they agree with its source's.
-
-    Args:
-        model: A plain backbone of mmvttt or a timm vision transformer, in evaluation mode.
-        batches: Images `(B, 3, H, W)`.
-        source: A model of the same tokens.
+def features_of(
+    model: nn.Module, batches: Iterable[Tensor], patches: bool = False
+) -> dict[str, np.ndarray]:
+    """Normed features of images `(B, 3, H, W)` by a frozen plain backbone or timm's ViT.
 
     Returns:
-        `mean` of the normed patches, and `class`, the class token where there is one, `(N, C)`; and
-        the mean cosine of patch tokens to the source's for each block and the final norm, `(L,)`.
+        `mean` of the patches, and `class`, the class token where there is one, `(N, C)`; or all
+        `patches`, `(N·h·w, C)`.
     """
     prefix = getattr(model, 'num_prefix_tokens', 0)
-    features: dict[str, list[Tensor]] = {'mean': []}
-    cosines, count = 0.0, 0
+    features: dict[str, list[Tensor]] = defaultdict(list)
     for images in batches:
-        tokens = block_tokens(model, images)
-        features['mean'].append(tokens[-1][:, prefix:].mean(1))
+        tokens = block_tokens(model, images)[-1]
+        if patches:
+            features['patches'].append(tokens[:, prefix:].flatten(0, 1))
+            continue
+        features['mean'].append(tokens[:, prefix:].mean(1))
         if getattr(model, 'cls_token', None) is not None:
-            features.setdefault('class', []).append(tokens[-1][:, 0])
-        if source is not None:
-            pairs = zip(tokens, block_tokens(source, images), strict=True)
-            near = [F.cosine_similarity(a, b, dim=-1)[:, prefix:].mean() for a, b in pairs]
-            cosines = cosines + torch.stack(near).double().numpy() * len(images)
-        count += len(images)
-    return {k: torch.cat(v).float().numpy() for k, v in features.items()}, np.array(cosines) / count
-
-
-def labelled_images(
-    images: Path, maps: Path, most: int | None = None
-) -> tuple[list[Path], list[Path]]:
-    """Images of a folder and those below it, and their label maps, of the same names in `maps`."""
-    files = sorted(p for p in images.rglob('*') if p.suffix.lower() in _SUFFIXES)
-    if most is not None and most < len(files):
-        files = [files[i * len(files) // most] for i in range(most)]
-    labels = [(maps / p.relative_to(images)).with_suffix('.png') for p in files]
-    if missing := [p for p in labels if not p.is_file()] or ([] if files else [images]):
-        raise DataError(
-            f'{images} has {len(files)} images, and there is no {missing[0]}: give a folder of '
-            'images, and one of label maps with the same names, ending in .png.'
-        )
-    return files, labels
-
-
-def patch_labels(
-    path: Path, size: tuple[int, int], grid: tuple[int, int], ignore: int = IGNORED
-) -> np.ndarray:
-    """The most frequent class of each patch, `(h·w,)`.
-
-    Args:
-        path: A label map, whose pixels are numbers of classes.
-        size: Height and width that it is brought to, as the image is.
-        grid: Patches h and w, which divide the size.
-        ignore: Pixels of this number count for no class.
-
-    Returns:
-        Numbers of classes, `IGNORED` where no pixel of a patch has one.
-    """
-    with Image.open(path) as file:
-        pixels = np.array(file.resize(size[::-1], Image.Resampling.NEAREST))
-    if pixels.ndim != 2:
-        raise DataError(f'{str(path)!r} is no label map: give one channel, the number of a class.')
-    (h, w), (rows, columns) = grid, (size[0] // grid[0], size[1] // grid[1])
-    patches = pixels.reshape(h, rows, w, columns).swapaxes(1, 2).reshape(h * w, -1)
-    seen = [patch[(patch != ignore) & (patch != IGNORED)] for patch in patches]
-    return np.array([np.bincount(s).argmax() if len(s) else IGNORED for s in seen])
+            features['class'].append(tokens[:, 0])
+    return {k: torch.cat(v).float().numpy() for k, v in features.items()}
 
 
 @torch.no_grad()
-def patch_features(model: nn.Module, batches: Iterable[Tensor]) -> np.ndarray:
-    """Normed patches of images `(B, 3, H, W)` by a frozen model, `(N·h·w, C)`."""
-    prefix = getattr(model, 'num_prefix_tokens', 0)
-    patches = [block_tokens(model, images)[-1][:, prefix:].flatten(0, 1) for images in batches]
-    return torch.cat(patches).float().numpy()
+def token_cosines(model: nn.Module, source: nn.Module, batches: Iterable[Tensor]) -> list[float]:
+    """Mean cosine of patch tokens to those of a source, by block, the final norm last."""
+    prefix, rows = getattr(model, 'num_prefix_tokens', 0), []
+    for images in batches:
+        pairs = zip(block_tokens(model, images), block_tokens(source, images), strict=True)
+        near = [F.cosine_similarity(a, b, dim=-1)[:, prefix:].mean(1) for a, b in pairs]
+        rows.append(torch.stack(near, dim=1).double())
+    return torch.cat(rows).mean(0).tolist()
 
 
 def probe(
@@ -126,56 +62,48 @@ def probe(
         labels, truth: Their classes.
         k: Number of neighbours, weighted alike.
     """
-    from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import KNeighborsClassifier
+
+    nearest = KNeighborsClassifier(min(k, len(train)), metric='cosine').fit(train, labels)
+    linear = _linear_probe(train, labels)
+    return {n: float(m.score(test, truth)) for n, m in (('knn', nearest), ('linear', linear))}
+
+
+def _linear_probe(features: np.ndarray, labels: np.ndarray) -> Any:
+    from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    nearest = KNeighborsClassifier(min(k, len(train)), metric='cosine').fit(train, labels)
-    linear = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=500))
-    return {
-        'knn': float(nearest.score(test, truth)),
-        'linear': float(linear.fit(train, labels).score(test, truth)),
-    }
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=500))
+    return model.fit(features, labels)
+
+
+def patch_labels(path: Path, size: tuple[int, int], side: int) -> np.ndarray:
+    """The most frequent class of each patch `(h·w,)` of a label map, resized to a size."""
+    with Image.open(path) as file:
+        pixels = np.array(file.resize(size[::-1], Image.Resampling.NEAREST))
+    if pixels.ndim != 2:
+        raise DataError(f'{str(path)!r} is no label map: give one channel, the number of a class.')
+    patches = pixels.reshape(size[0] // side, side, -1, side).swapaxes(1, 2).reshape(-1, side**2)
+    labelled = (patch[patch != IGNORED] for patch in patches)
+    return np.array([np.bincount(p).argmax() if len(p) else IGNORED for p in labelled])
+
+
+def patch_miou(train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray) -> float:
+    """Mean intersection over union of a linear probe of patches, without those `IGNORED`."""
+    from sklearn.metrics import jaccard_score
+
+    model = _linear_probe(train[labels != IGNORED], labels[labels != IGNORED])
+    seen = truth != IGNORED
+    return float(jaccard_score(truth[seen], model.predict(test[seen]), average='macro'))
 
 
 def neighbour_agreement(a: np.ndarray, b: np.ndarray, k: int = 10) -> float:
     """Share of an image's k nearest neighbours by features `a` that are among those by `b`."""
     from sklearn.neighbors import NearestNeighbors
 
-    if len(a) < 2:
-        raise UsageError('the agreement of neighbours needs two images or more')
     k = min(k, len(a) - 1)
     # Called without X, so that an image is not its own neighbour.
     rows = [NearestNeighbors(n_neighbors=k, metric='cosine').fit(x).kneighbors()[1] for x in (a, b)]
     shared = [len(set(x) & set(y)) for x, y in zip(*map(np.ndarray.tolist, rows), strict=True)]
     return float(np.mean(shared) / k)
-
-
-def patch_miou(train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray) -> float:
-    """Mean intersection over union of a linear probe of patches, `(N, C)` with a label each.
-
-    Patches labelled `IGNORED` are left out.
-    """
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import jaccard_score
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=500))
-    model.fit(train[labels != IGNORED], labels[labels != IGNORED])
-    seen = truth != IGNORED
-    return float(jaccard_score(truth[seen], model.predict(test[seen]), average='macro'))
-
-
-@styled
-def draw_cosines(cosines: Sequence[float], path: Path) -> None:
-    """Draws the cosine between source and twin by block, the final norm last."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5, 3), layout='constrained')
-    axes = figure.subplots()
-    ticks = [*map(str, range(len(cosines) - 1)), 'norm']
-    axes.plot(ticks, cosines, 'o-')
-    axes.set(xlabel='block', ylabel='cosine of patch tokens', ylim=(min(0, *cosines), 1))
-    save(figure, path)

@@ -96,7 +96,7 @@ WORDS = {
     ('get_flops', 'nothing.py'): ('has no model',),
     ('get_flops', QUICK[0], '--cfg-options', 'pretrained=True'): ("{'pretrained': True}: No",),
     ('get_flops', 'vit_tiny_patch16_224', '--cfg-options', 'num_heads=5'): ("{'num_heads': 5}: ",),
-    ('probe', QUICK[0], 'gone', 'empty', '--checkpoint', 'a.pth'): ("there is no folder 'gone'",),
+    ('probe', QUICK[0], 'gone', 'empty', '--checkpoint', 'a.pth'): ("'gone'", 'FOLDER/CLASS'),
     ('check_data', 'nothing.py'): ('nothing to check',),
 }
 
