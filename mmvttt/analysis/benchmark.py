@@ -1,275 +1,105 @@
-"""FLOPs, memory, latency and throughput of a network, as rows of a CSV."""
+"""Time, memory and FLOPs of a network's forward pass or training step."""
 
 from __future__ import annotations
 
 import copy
-import csv
 import os
 import platform
-import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
+from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
-from ..checkpoints.atomic_write import replacing
-from ..deploy.cuda_graph import Replayed
-from ..errors import DataError
+from ..distributions import is_installed
 from ..version import __version__
-from .complexity import computed_peak, formula_macs
 from .flops import count_cost
 
-COMPUTED = 'computed'
 _MEBI = 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """One row of the CSV: the model, the machine and the measurements.
-
-    Attributes:
-        model: Name of the model.
-        attention: 'fused' or 'materialised' (all T² weights of a head are stored, as in the
-            papers' baselines); '' for a model without timm's softmax attention.
-        mode: 'inference', or 'training' (forward and backward).
-        batch: Images at once.
-        height, width: Image size in pixels.
-        gflops: Counted multiply-accumulates of a batch, 10⁹; None if they were not counted.
-        formula_gflops: The same by the papers' formulas, or None.
-        latency_ms: Median time of a batch; None in computed rows and when out of memory.
-        spread_ms: Interquartile range of these times.
-        images_per_s: Images per second at that latency.
-        peak_mib: Peak memory of activations and, in training, gradients, without weights and
-            images: by torch's allocator, or by computation. None as above.
-        dtype: Dtype of the computation, by autocast if it is not float32.
-        device: Name of the GPU or CPU; 'computed' if nothing was run.
-        threads: torch's threads on the CPU.
-        date: Day, UTC.
-        commit: Commit of mmvttt's repository, if it runs from one.
-        mmvttt, torch, timm, cuda: Versions.
-    """
-
-    model: str
-    attention: str = ''
-    mode: str
-    batch: int
-    height: int
-    width: int
-    gflops: float | None = None
-    formula_gflops: float | None = None
-    latency_ms: float | None = None
-    spread_ms: float | None = None
-    images_per_s: float | None = None
-    peak_mib: float | None = None
-    dtype: str
-    device: str
-    threads: int
-    date: str
-    commit: str
-    mmvttt: str
-    torch: str
-    timm: str
-    cuda: str
-
-    @property
-    def line(self) -> str:
-        """Label of the line that this row belongs to."""
-        return self._with_attention(re.sub(r'_patch\d+|_window\d+|_224\b', '', self.model))
-
-    @property
-    def whole_line(self) -> str:
-        """The label where another model has the same short name."""
-        return self._with_attention(self.model)
-
-    def _with_attention(self, name: str) -> str:
-        return f'{name} ({self.attention})' if self.attention else name
+# Batches before those that count; the first one compiles kernels.
+_WARM_UP = 3
 
 
 def measure(
-    network: nn.Module,
-    name: str,
-    batch: int,
-    size: tuple[int, int],
-    device: str | torch.device = 'cpu',
+    network: Callable[[Tensor], Any],
+    images: Tensor,
     dtype: torch.dtype = torch.float32,
     train: bool = False,
     repeats: int = 10,
-    warmup: int = 3,
-    in_channels: int = 3,
-    cuda_graph: bool = False,
-) -> Measurement:
-    """Times a network on random images.
+) -> dict[str, float]:
+    """Measures a network on images `(B, C, H, W)`, on their device.
 
     Args:
-        network: Takes images `(batch, in_channels, H, W)`; moved to `device`.
-        name: What to call it.
-        batch: Images at once.
-        size: (height, width) in pixels.
-        device: Device to run on.
+        network: Any function of the images; a module is set to training or evaluation.
+        images: The images.
         dtype: float32, or the type of autocast.
         train: Whether to run the backward pass too.
-        repeats: Timed batches; the median is reported.
-        warmup: Batches before them.
-        in_channels: Channels of the images.
-        cuda_graph: Replay a CUDA graph of the network; the memory is without the graph.
-    """
-    device = torch.device(device)
-    network = network.to(device).train(train)
-    images = torch.rand(batch, in_channels, *size, device=device)
-
-    def forward(images: torch.Tensor) -> Any:
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            return network(images)
-
-    def run(forward: Callable[[torch.Tensor], Any] = forward) -> None:
-        out = forward(images)
-        if train:
-            network.zero_grad(set_to_none=True)
-            sum(x.float().sum() for x in tree_leaves(out)).backward()
-
-    measured: dict[str, Any] = {}
-    try:
-        with torch.set_grad_enabled(train):
-            timed = Replayed(forward) if cuda_graph else forward
-            times = []
-            # A graph is recorded by its first run.
-            for _ in range(warmup + cuda_graph + repeats):
-                _wait(device)
-                start = time.perf_counter()
-                run(timed)
-                _wait(device)
-                times.append(time.perf_counter() - start)
-            network.zero_grad(set_to_none=True)
-            measured.update(peak_mib=round(_peak_mib(run, device), 1))
-        low, latency, high = np.percentile(times[-repeats:], (25, 50, 75)).tolist()
-        measured.update(
-            latency_ms=round(1000 * latency, 3),
-            spread_ms=round(1000 * (high - low), 3),
-            images_per_s=round(batch / latency, 2),
-        )
-    except torch.OutOfMemoryError:
-        pass  # a row without times
-    finally:
-        network.zero_grad(set_to_none=True)
-    return _row(name, batch, size, dtype, train, device=device_name(device), **measured)
-
-
-def compute(
-    network: nn.Module,
-    name: str,
-    batch: int,
-    size: tuple[int, int],
-    train: bool = False,
-    in_channels: int = 3,
-) -> Measurement:
-    """Computes FLOPs and memory of a network at fp32 from shapes, without running it.
-
-    Takes the arguments of `measure`; counts the FLOPs of inference.
-    """
-    peak = round(computed_peak(network, size, batch, train, in_channels), 1)
-    counted = count(network, batch, size, in_channels)
-    return _row(name, batch, size, torch.float32, train, device=COMPUTED, peak_mib=peak, **counted)
-
-
-def _row(
-    name: str, batch: int, size: tuple[int, int], dtype: torch.dtype, train: bool, **measured: Any
-) -> Measurement:
-    """A row with the measurements, date and versions."""
-    return Measurement(
-        model=name,
-        mode='training' if train else 'inference',
-        batch=batch,
-        height=size[0],
-        width=size[1],
-        dtype=str(dtype).removeprefix('torch.'),
-        threads=torch.get_num_threads(),
-        date=f'{datetime.now(timezone.utc):%Y-%m-%d}',
-        commit=_commit(),
-        mmvttt=__version__,
-        torch=torch.__version__,
-        timm=timm.__version__,
-        cuda=torch.version.cuda or '',
-        **measured,
-    )
-
-
-def _commit() -> str:
-    """Short hash of the commit if this package is in a clone, else ''."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / '.git').exists():
-        return ''
-    command = ['git', '-C', str(root), 'rev-parse', '--short', 'HEAD']
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def count(
-    network: nn.Module, batch: int, size: tuple[int, int], in_channels: int = 3
-) -> dict[str, float | None]:
-    """Counts the FLOPs of a batch at inference, and computes them by the papers' formulas.
-
-    Takes the arguments of `measure`.
+        repeats: Timed batches, after three others.
 
     Returns:
-        `gflops` and `formula_gflops` of a row.
+        `first_s`, seconds of the first batch, with compilation; `latency_ms` and `spread_ms`,
+        median and interquartile range of a batch's wall time; `gpu_ms`, the sum of its kernels'
+        times by torch's profiler, on a GPU; `peak_mib`, the peak memory of activations and, in
+        training, gradients, without weights and images. Empty if the device is out of memory.
     """
-    formula = formula_macs(network, size)
-    # Counting removes the weights.
-    counted = count_cost(copy.deepcopy(network), size, in_channels).total_macs
-    return dict(
-        gflops=round(batch * counted / 1e9, 4),
-        formula_gflops=None if formula is None else round(batch * formula / 1e9, 4),
-    )
+    device = images.device
+    if isinstance(network, nn.Module):
+        network.to(device).train(train)
 
+    def run() -> None:
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            output = network(images)
+        if train:
+            sum(x.float().sum() for x in tree_leaves(output)).backward()
+            _drop_gradients(network)
 
-def choose_attention(network: nn.Module, kind: str) -> bool:
-    """Switches timm's attention to 'fused' or 'materialised'; returns whether there is any."""
-    layers = [module for module in network.modules() if hasattr(module, 'fused_attn')]
-    for module in layers:
-        module.fused_attn = kind == 'fused'
-    return bool(layers)
-
-
-def write_csv(rows: Iterable[Measurement], path: str | os.PathLike[str]) -> Path:
-    """Writes measurements to a file and creates its folder; an empty field means out of memory."""
-    path = Path(path)
-    with replacing(path) as partial, partial.open('w', newline='') as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(Measurement)], lineterminator='\n')
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-    return path
-
-
-def read_csv(path: str | os.PathLike[str]) -> list[Measurement]:
-    """Reads a file of `write_csv`."""
-    kinds = get_type_hints(Measurement)
+    measured, times = {}, []
     try:
-        with Path(path).open(newline='') as file:
-            return [
-                Measurement(**{n: _parse(kinds[n], text) for n, text in row.items()})
-                for row in csv.DictReader(file)
-            ]
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f'{os.fspath(path)!r} is not a table of tools/benchmark.py: {error}'
-        ) from error
+        with torch.set_grad_enabled(train):
+            for _ in range(_WARM_UP + repeats):
+                _wait(device)
+                start = time.perf_counter()
+                run()
+                _wait(device)
+                times.append(time.perf_counter() - start)
+            measured['peak_mib'] = _peak_mib(run, device)
+            if device.type == 'cuda':
+                measured['gpu_ms'] = _gpu_ms(run)
+    except torch.OutOfMemoryError:
+        _drop_gradients(network)
+        return {}
+    low, latency, high = np.percentile(times[-repeats:], (25, 50, 75)).tolist()
+    measured |= dict(latency_ms=1000 * latency, spread_ms=1000 * (high - low), first_s=times[0])
+    return {name: round(value, 3) for name, value in measured.items()}
 
 
-def _parse(kind: Any, text: str) -> Any:
-    if kind in (str, int):
-        return kind(text)
-    return float(text) if text else None
+def _drop_gradients(network: Any) -> None:
+    if isinstance(network, nn.Module):
+        network.zero_grad(set_to_none=True)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == 'cuda':
+        torch.cuda.synchronize(device)
+
+
+def _gpu_ms(run: Callable[[], None], repeats: int = 2) -> float:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(repeats):
+            run()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in profiler.key_averages()) / repeats / 1e3
 
 
 def _peak_mib(run: Callable[[], None], device: torch.device) -> float:
@@ -288,9 +118,38 @@ def _peak_mib(run: Callable[[], None], device: torch.device) -> float:
     return max(held, default=0) / _MEBI
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == 'cuda':
-        torch.cuda.synchronize(device)
+def count_gflops(network: nn.Module, images: tuple[int, ...]) -> float:
+    """Multiply-accumulates of inference with images of the shape `(B, C, H, W)`, 10⁹."""
+    batch, channels, height, width = images
+    # Counting removes the weights.
+    cost = count_cost(copy.deepcopy(network), (height, width), channels)
+    return round(batch * cost.total_macs / 1e9, 4)
+
+
+def choose_attention(network: nn.Module, kind: str) -> bool:
+    """Switches timm's attention to 'fused' or 'materialised'; returns whether there is any.
+
+    Materialised attention stores all T² weights of a head, as in the papers' baselines.
+    """
+    layers = [module for module in network.modules() if hasattr(module, 'fused_attn')]
+    for module in layers:
+        module.fused_attn = kind == 'fused'
+    return bool(layers)
+
+
+def machine(device: torch.device | str) -> dict[str, Any]:
+    """The device by its product name, and the versions with which a measurement was made."""
+    return dict(
+        device=device_name(torch.device(device)),
+        threads=torch.get_num_threads(),
+        date=f'{datetime.now(timezone.utc):%Y-%m-%d}',
+        commit=_commit(),
+        mmvttt=__version__,
+        torch=torch.__version__,
+        timm=timm.__version__,
+        triton=version('triton') if is_installed('triton') else '',
+        cuda=torch.version.cuda or '',
+    )
 
 
 def device_name(device: torch.device) -> str:
@@ -303,3 +162,12 @@ def device_name(device: torch.device) -> str:
             if line.startswith('model name'):
                 return line.partition(':')[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """Short hash of the commit if this package is in a clone, else ''."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / '.git').exists():
+        return ''
+    command = ['git', '-C', str(root), 'rev-parse', '--short', 'HEAD']
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,4 +1,4 @@
-"""Complexity against the number of tokens, by formula (vision-ttt Eq. 13, t5 Sec. 4) and by count.
+"""Cost against the size of the image: by formula, from shapes, as curves (vision-ttt Fig. 6).
 
 FLOPs are multiply-accumulates, as in the papers. T tokens, D channels, heads of d channels,
 mini-batches of b tokens.
@@ -7,20 +7,26 @@ mini-batches of b tokens.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
+import os
+from collections.abc import Mapping, Sequence
+from itertools import pairwise, permutations
+from pathlib import Path
 from typing import Any
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from ..models.backbones import T5, Vittt
 from .fake_run import fake_copy, values_are_errors
 
 _MEBI = 2**20
-# A ViT's MLP with expansion 4, or Vittt's SwiGLU of the same cost: 8TD².
-_MLP = 8
+# Columns of a table with their titles.
+PANELS = {
+    'gflops': 'GFLOPs (multiply-accumulates)',
+    'peak_mib': 'peak memory, MiB',
+    'latency_ms': 'latency, ms / batch',
+}
 
 
 def attention_macs(tokens: int, dim: int) -> int:
@@ -41,64 +47,21 @@ def t5_macs(tokens: int, dim: int, head: int = 64) -> int:
     return 4 * tokens * dim**2 + 9 * tokens * dim * head + 18 * tokens * dim
 
 
-def formula_macs(model: nn.Module, size: tuple[int, int]) -> int | None:
-    """Multiply-accumulates of a backbone on one image, by the formulas above.
-
-    Blocks of mixer and MLP, and the patch embedding; no norms, local convolutions and heads.
-
-    Args:
-        model: A model that has, or is, a Vittt, T⁵ or timm ViT.
-        size: (height, width) of the image in pixels.
-
-    Returns:
-        None for any other model.
-    """
-    for part in model.modules():
-        if isinstance(part, Vittt):
-            mixer = part.blocks[0].mixer
-            options = (mixer.head_dims, mixer.mini_batch_size)
-            return _plain(part, part.embed_dims, size, vittt_macs, *options)
-        if isinstance(part, T5):
-            ttt: Any = part.blocks[0].mixer
-            return _plain(part, part.embed_dims, size, t5_macs, ttt.heads[1])
-        if isinstance(part, VisionTransformer):
-            return _plain(part, part.embed_dim, size, attention_macs)
-    return None
-
-
-def _plain(
-    part: nn.Module, dim: int, size: tuple[int, int], mixer: Callable[..., int], *options: int
-) -> int:
-    embed: nn.Conv2d = part.patch_embed.proj
-    height, width = embed.kernel_size
-    tokens = -(-size[0] // height) * -(-size[1] // width)
-    block = mixer(tokens, dim, *options) + _MLP * tokens * dim**2
-    return len(part.blocks) * block + tokens * dim * embed.in_channels * height * width
-
-
-def computed_peak(
-    network: nn.Module,
-    size: tuple[int, int],
-    batch: int = 1,
-    train: bool = False,
-    in_channels: int = 3,
-) -> float:
+def computed_peak(network: nn.Module, images: tuple[int, ...], train: bool = False) -> float:
     """Computes the peak memory of a batch in MiB from shapes at fp32, without running it.
 
     Counts activations and, in training, gradients; not weights, images, and workspaces of kernels.
 
     Args:
-        network: Takes images `(batch, in_channels, H, W)`; may be on the meta device.
-        size: (height, width) of the images in pixels.
-        batch: Images at once.
+        network: May be on the meta device.
+        images: Shape of the images, `(B, C, H, W)`.
         train: Whether to run the backward pass too.
-        in_channels: Channels of the images.
     """
     # Loads torch.distributed.
     from torch.distributed._tools.mem_tracker import MemTracker
 
     network = copy.deepcopy(network).train(train)
-    image = fake_copy(network, (batch, in_channels, *size))
+    image = fake_copy(network, images)
     tracker = MemTracker()
     tracker.track_external(network, image)
     given = _total(tracker.get_tracker_snapshot('current'))
@@ -113,3 +76,89 @@ def computed_peak(
 def _total(snapshot: Any) -> int:
     """Bytes of all kinds of tensors on all devices."""
     return sum(held['Total'] for held in snapshot.values())
+
+
+def lines_of(rows: Sequence[Mapping[str, Any]], field: str) -> dict[str, list[tuple[float, float]]]:
+    """Points (side in pixels, value) of each `line` in rows of tools/benchmark.py.
+
+    The side is √(height·width).
+    """
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.get(field):
+            side = (row['height'] * row['width']) ** 0.5
+            lines.setdefault(row['line'], []).append((side, row[field]))
+    return {name: sorted(points) for name, points in lines.items()}
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float | None:
+    """Log-log slope of the last two points against the tokens: 1 is linear, 2 quadratic."""
+    if len(points) < 2 or points[-2][0] == points[-1][0]:
+        return None
+    (x0, y0), (x1, y1) = points[-2:]
+    return math.log(y1 / y0) / (2 * math.log(x1 / x0))
+
+
+def crossings(rows: Sequence[Mapping[str, Any]], field: str) -> list[tuple[str, str, float]]:
+    """Crossings of lines, as (line, line that it falls below, side in pixels), by side.
+
+    Interpolated between the sizes that both have, exactly for costs that are polynomials of second
+    degree in the tokens: the difference over the tokens is a straight line.
+    """
+    crossed = []
+    lines = {name: dict(points) for name, points in lines_of(rows, field).items()}
+    for a, b in permutations(lines, 2):
+        sides = sorted(set(lines[a]) & set(lines[b]))
+        tokens = [side**2 for side in sides]
+        gaps = [(lines[a][s] - lines[b][s]) / s**2 for s in sides]
+        for (t0, t1), (g0, g1) in zip(pairwise(tokens), pairwise(gaps), strict=True):
+            if g0 >= 0 > g1:
+                crossed.append((a, b, (t0 + (t1 - t0) * g0 / (g0 - g1)) ** 0.5))
+    return sorted(crossed, key=lambda crossing: crossing[2])
+
+
+def describe_crossings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each crossing."""
+    return [
+        f'{title.partition(",")[0].partition(" (")[0]}: {a} needs less than {b} from '
+        f'{side:.0f}×{side:.0f} pixels on ({(side / 16) ** 2:.0f} squares of 16×16)'
+        for field, title in PANELS.items()
+        for a, b, side in crossings(rows, field)
+    ]
+
+
+def plot(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> Path:
+    """Draws a panel for each measured column against the side of the image.
+
+    Both axes are logarithmic; the legend has each line's slope against the tokens.
+    """
+    # Not at the top: matplotlib is an extra, and measuring needs none.
+    from .pictures import beside_panel, panels, save, styled
+
+    @styled
+    def draw() -> Path:
+        fields = [name for name in PANELS if lines_of(rows, name)]
+        figure, axes = panels(1, len(fields), (10.0, 5.2))
+        sides = sorted({(row['height'] * row['width']) ** 0.5 for row in rows})
+        for panel, field in zip(axes, fields, strict=True):
+            for i, (name, points) in enumerate(lines_of(rows, field).items()):
+                steep = slope(points)
+                label = name if steep is None else f'{name}: {steep:.2f}'
+                style = '--' if 'materialised' in name else '-'
+                # Colours repeat after seven lines.
+                marker = 'os^'[i // 7 % 3]
+                panel.plot(*zip(*points, strict=True), style, marker=marker, label=label)
+            panel.set(xscale='log', yscale='log', ylabel=PANELS[field])
+            panel.set_xlabel('side of the image, pixels')
+            panel.set_xticks(sides, [f'{side:.0f}' for side in sides], rotation=45)
+            # The cost axis keeps them: below a decade they have the only labels.
+            panel.xaxis.minorticks_off()
+            panel.grid(visible=True)
+            top = panel.secondary_xaxis('top')
+            top.set_xticks(sides, [f'{(side / 16) ** 2:,.0f}' for side in sides], rotation=45)
+            top.minorticks_off()
+            top.set_xlabel('area in squares of 16×16 pixels')
+            beside_panel(panel, title='slope against the patches', fontsize=10)
+        return save(figure, path)
+
+    return draw()

@@ -1,6 +1,7 @@
 """Exported files as modules: their shapes, and their time compared with a model's."""
 
 import copy
+import csv
 import hashlib
 import importlib
 import pickle
@@ -17,7 +18,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmvttt.analysis.benchmark import read_csv
 from mmvttt.deploy.runtime import (
     ExportedFile,
     OnnxFile,
@@ -100,14 +100,14 @@ def test_benchmark_times_files_beside_a_model(tools: Any, tmp_path: Path) -> Non
     openvino.save_model(openvino.convert_model(file), graph)
     line += ('--openvino', graph)
     out = tools('benchmark.py', *line, '--out', tmp_path / 'out.csv')
-    model, *others = read_csv(tmp_path / 'out.csv')
-    names = [model.model, *(other.model for other in others)]
-    assert names == ['resnet18', 'twice (onnx)', 'twice (openvino)']
-    assert model.peak_mib is not None
-    assert all(other.peak_mib is None for other in others)
-    assert all(other.latency_ms is not None for other in others)
-    assert 'twice (onnx) inference float32 1 × 32×32' in out
-    assert '--onnx is for inference' in tools.error('benchmark.py', *line, '--train')
+    with (tmp_path / 'out.csv').open(newline='') as table:
+        rows = list(csv.DictReader(table))
+    names = [row['line'] for row in rows]
+    assert names == ['resnet18', 'twice (ONNX Runtime)', 'twice (OpenVINO)']
+    assert [row['peak_mib'] == '' for row in rows] == [False, True, True]
+    assert all(float(row['latency_ms']) > 0 for row in rows)
+    assert 'twice (OpenVINO) inference float32 1 × 32×32' in out
+    assert 'for inference' in tools.error('benchmark.py', *line, '--train', status=2)
 
 
 def cat_file(path: Path) -> Path:

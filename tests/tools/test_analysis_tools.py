@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from mmvttt.analysis.benchmark import read_csv
-
 NAMES = (
     'benchmark.py',
     'checkpoint_info.py',
     'get_flops.py',
     'export.py',
-    'gradio_demo.py',
     'image_demo.py',
     'inherit_weights.py',
     'inspect_model.py',
@@ -58,32 +55,19 @@ def test_get_flops_names_what_did_not_run(tools: Any) -> None:
 
 def test_benchmark_by_computation(tools: Any, tmp_path: Path) -> None:
     table, picture = tmp_path / 'rows.csv', tmp_path / 'rows.png'
-    models = ('t5_tiny_patch16_224', 'deit_tiny_patch16_224')
     out = tools(
-        'benchmark.py',
-        *models,
-        *('--sizes', '224', '512', '--attention', 'fused', 'materialised', '--computed'),
-        *('--out', str(table)),
+        *('benchmark.py', 't5_tiny_patch16_224', 'deit_tiny_patch16_224', '--computed'),
+        *('--sizes', '224', '512', '--attention', 'fused', 'materialised'),
+        *('--out', str(table), '--plot', str(picture)),
     )
     # The formulas meet at 276 pixels; DeiT's class token costs it a little more.
-    match = re.search(r'FLOPs: t5_tiny needs less than deit_tiny .* from (\d+)×', out)
+    match = re.search(r'GFLOPs: t5_tiny_\S+ needs less than deit_tiny_.* from (\d+)×', out)
     assert int(match[1]) == pytest.approx(276, abs=4)
     assert len(table.read_text().splitlines()) == 1 + 2 + 2 * 2
-    draw = ('--draw', str(table), '--names', 'plain', '--plot', str(picture))
-    tools('benchmark.py', *draw)
     assert picture.is_file()
     detector = ('maskrcnn_vittt_t_1x', '--shape', '100', '140', '--backbone', '--computed')
     out = tools('benchmark.py', *detector, '--out', str(table))
     assert '1 × 100×140:' in out
-    for options, message in (
-        (models + draw, 'give models to measure, or tables to --draw'),
-        (draw[:2], 'say with --plot'),
-        (
-            ('--draw', str(tmp_path / 'no.csv'), '--plot', 'x.png'),
-            'not a table of tools/benchmark.py',
-        ),
-    ):
-        assert message in tools.error('benchmark.py', *options)
 
 
 @pytest.mark.stress  # compiles C++ for a minute
@@ -91,32 +75,26 @@ def test_benchmark_of_compiled_blocks(tools: Any, tmp_path: Path) -> None:
     options = ('--sizes', '32', '--repeats', '1', '--compile', '--out', str(tmp_path / 'rows.csv'))
     out = tools('benchmark.py', 'vit3_tiny_patch16_224', *options)
     for name in ('vit3_tiny_patch16_224', 'vit3_tiny_patch16_224 (compiled)'):
-        assert f'{name.replace("_patch16_224", "")} inference float32 1 × 32×32:' in out
+        assert f'{name} inference float32 1 × 32×32:' in out
 
 
 def test_benchmark_ends_at_a_missing_model(tools: Any, tmp_path: Path) -> None:
     out = tmp_path / 'table.csv'
-    options = ('--sizes', '32', '--repeats', '1', '--warmup', '0', '--out', str(out))
-    options += ('--device', 'cpu')
-    error = tools.error('benchmark.py', 'resnet18', '--cuda-graph', *options)
-    assert '--cuda-graph is for inference' in error
+    options = ('--sizes', '32', '--repeats', '1', '--out', str(out), '--device', 'cpu')
+    error = tools.error('benchmark.py', 'resnet18', '--cuda-graph', '--train', *options, status=2)
+    assert '--cuda-graph are for inference' in error
     error = tools.error('benchmark.py', 'resnet18', 'resnet1800', *options)
     assert "there is no model 'resnet1800'" in error
-    assert [row.model for row in read_csv(out)] == ['resnet18']
+    assert [line.split(',')[0] for line in out.read_text().splitlines()] == ['line', 'resnet18']
 
 
 def test_keys_of_configs_are_none_of_timm_s(tools: Any, tmp_path: Path) -> None:
-    options = ('--sizes', '32', '--repeats', '1', '--warmup', '0', '--device', 'cpu')
     out = ('--out', str(tmp_path / 'rows.csv'))
-    key = ('--cfg-options', 'model.head.num_classes=10')
-    models = ('resnet18', 'hvit3_t_in1k')
-    text = tools('benchmark.py', *models, *options, *out, *key)
-    assert all(f'{model} inference float32 1 × 32×32' in text for model in models)
-    for options, message in (
-        (key, "resnet18 is a model of timm's, and 'model.head.num_classes' a key of configs"),
-        (('--cfg-options', 'blok=1'), "resnet18 cannot be built with {'blok': 1}: ResNet.__init"),
+    for option, message in (
+        ('model.a=1', "resnet18 is a model of timm's, and 'model.a' a key of configs"),
+        ('blok=1', "resnet18 cannot be built with {'blok': 1}: ResNet.__init"),
     ):
-        assert message in tools.error('benchmark.py', 'resnet18', *options, *out)
+        assert message in tools.error('benchmark.py', 'resnet18', '--cfg-options', option, *out)
 
 
 def test_image_demo(tools: Any, tmp_path: Path) -> None:
