@@ -63,7 +63,7 @@ def dit_to_ours(weights: StateDict) -> Conversion:
     """Converts weights with the authors' or diffusers' names for a `mmvttt.DiffusionModel`.
 
     Raises:
-        CheckpointError: The names are ours already, or a tensor has a shape that does not fit.
+        CheckpointError: The names are ours already, or the positions are not DiT's.
     """
     if _OURS in weights:
         raise CheckpointError(
@@ -83,7 +83,6 @@ def dit_to_ours(weights: StateDict) -> Conversion:
     if table is not None:
         result.dropped['pos_embed'] = _require_table(table)
     result.weights = {n: _to_our_shape(n, value) for n, value in result.weights.items()}
-    _require_shapes(result)
     return result
 
 
@@ -212,7 +211,6 @@ def _from_diffusers(weights: StateDict) -> Conversion:
             )
         result.matched[name] = ours
     result.missing = [ours for ours in expected if f'{PREFIX}{ours}' not in result.weights]
-    _require_shapes(result)
     return result
 
 
@@ -310,37 +308,3 @@ def _require_table(value: Tensor) -> str:
             'with other positions, which DiT3 does not have.'
         )
     return 'the fixed table of positions; ours is made for the size of the model'
-
-
-def _require_shapes(result: Conversion) -> None:
-    """Compares all shapes with the shapes that follow from the model's width."""
-    from mmvttt.models.generation.dit3 import DIT, DIT5, DiT3
-
-    if not result.complete:
-        return
-    tensors = {name.removeprefix(PREFIX): value for name, value in result.weights.items()}
-    dims, channels, patch = tensors['patch_embed.weight'].shape[:3]
-    first = {'DiT3': 'blocks.0.mixer.w1', 'DiT5': 'blocks.0.mixer.inner.w1'}.get(result.name)
-    options: dict[str, Any] = {'DiT3': {}, 'DiT5': DIT5, 'DiT': DIT}[result.name]
-    if result.name == 'DiT5' and f'blocks.0.{_AFFINE[0]}' not in tensors:
-        options = dict(options, mixer=dict(options['mixer'], qk_affine=False))
-    with torch.device('meta'):
-        model = DiT3(
-            arch=dict(
-                embed_dims=dims,
-                num_layers=_depth(tensors, 'blocks'),
-                num_heads=len(tensors[first]) if first else 1,
-            ),
-            patch_size=patch,
-            in_channels=channels,
-            out_channels=len(tensors['final_linear.bias']) // patch**2,
-            num_classes=len(tensors['label_embed.weight']),
-            null_class=False,
-            **options,
-        )
-    for name, value in model.state_dict().items():
-        if tensors[name].shape != value.shape:
-            raise CheckpointError(
-                f'{name} has the shape {tuple(tensors[name].shape)}, where {result.name} has '
-                f'{tuple(value.shape)}: the checkpoint is damaged or of another model.'
-            )

@@ -164,7 +164,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         result = convert_checkpoint(source, target)
         assert (result.missing, result.left_over) == (missing, left_over)
     for state, words in (
-        ({**weights, name: torch.zeros(1, HEADS, 3, 3)}, 'has the shape'),
         ({**weights, 'pos_embed': weights['pos_embed'] + 0.1}, 'fixed table'),
         # With embedders in each block.
         (DiTTransformer2DModel(HEADS, D // HEADS, 4, 8, DEPTH).state_dict(), 'blocks before'),

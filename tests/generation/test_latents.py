@@ -82,9 +82,8 @@ def test_half_of_the_images_are_mirrored(cache: Path) -> None:
 
 
 def test_a_stopped_cache_goes_on(
-    images: Path, vae: AutoencoderKL, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, vae: AutoencoderKL, cache: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, '_INTERVAL', 2)
     source = ClassFolders(images, 32)
 
     class Stopped(ClassFolders):
@@ -118,7 +117,7 @@ def test_prompts_come_along(cache: Path, tmp_path: Path) -> None:
     assert {v.dtype for v in item.values()} == {torch.float32}
     pooled = CachedLatents(folder, conditions=['pooled_projections'])
     assert set(pooled[2]) == {'latents', 'pooled_projections'}
-    with pytest.raises(MissingDataError, match=r'has no class_labels\.npy'):
+    with pytest.raises(MissingDataError, match=r'there is no .*class_labels\.npy'):
         CachedLatents(folder, conditions=['class_labels'])
 
 
@@ -127,7 +126,7 @@ def test_what_is_wrong_with_a_cache(
 ) -> None:
     with pytest.raises(MissingDataError, match=r'tools/cache_latents\.py'):
         CachedLatents(tmp_path)
-    with pytest.raises(UsageError, match='made with other settings'):
+    with pytest.raises(UsageError, match='a cache of another kind'):
         cache_latents(vae, ClassFolders(images, 16), cache)
     with pytest.raises(MissingDataError, match='folder for each class'):
         ClassFolders(tmp_path / 'nothing', 32)
@@ -141,69 +140,27 @@ def test_what_is_wrong_with_a_cache(
         CachedLatents(folder)[3]
 
 
-def notes(**changes):
-    def change(folder: Path) -> None:
-        path = folder / 'latents.json'
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-    return change
-
-
 def moments(change):
     return lambda f: np.save(f / 'moments.npy', change(np.load(f / 'moments.npy')))
-
-
-def fifo(name: str):
-    return lambda folder: ((folder / name).unlink(), os.mkfifo(folder / name))
-
-
-def write(name: str, content: bytes | np.ndarray):
-    def damage(folder: Path) -> None:
-        if isinstance(content, bytes):
-            (folder / name).write_bytes(content)
-        else:
-            np.save(folder / name, content, allow_pickle=True)
-
-    return damage
 
 
 @pytest.mark.parametrize(
     'damage',
     [
-        *(write('latents.json', text) for text in (b'{', b'[]', b'[' * 100_000)),
-        *(notes(images=x, done=x) for x in ('7', True)),
-        *(notes(scale=x) for x in (0.0, float('nan'))),
-        notes(shift='0'),
-        notes(classes=3),
-        notes(done=8),
-        *(moments(lambda m, t=t: m.astype(t)) for t in (complex, np.int32, np.longdouble)),
-        *(moments(lambda m, i=i: m[i]) for i in (np.s_[:, :1], np.s_[:, :, :7], np.s_[..., :0])),
-        moments(lambda m: m[0, 0, 0, 0, 0]),
+        moments(lambda m: m[:6]),
         lambda folder: os.truncate(folder / 'moments.npy', 10_000),
         lambda folder: (folder / 'moments.npy').unlink(),
-        *(write('moments.npy', text) for text in (b'', b'\x93NUMPY\x01\x00\xff\xff{')),
-        *(
-            write('class_labels.npy', labels)
-            for labels in (np.ones(7), np.zeros(6, np.int64), np.array([object()] * 7))
-        ),
-        write('text.npy', np.array(['a'] * 7)),
-        *map(fifo, ('moments.npy', 'latents.json')),
+        lambda folder: (folder / 'moments.npy').write_bytes(b''),
+        lambda folder: np.save(folder / 'class_labels.npy', np.zeros(6, np.int64)),
+        lambda folder: np.save(folder / 'class_labels.npy', np.array([object()] * 7)),
     ],
 )
 def test_a_damaged_cache_is_refused_when_it_is_opened(damage, cache: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(cache, tmp_path / 'cache')
     damage(folder)
     with pytest.raises((DataError, MissingDataError)) as error:
-        CachedLatents(folder)
+        CachedLatents(folder, conditions=['class_labels'])
     assert str(folder) in str(error.value)
-
-
-def test_a_file_that_is_shortened_while_it_is_read(cache: Path, tmp_path: Path) -> None:
-    """Reading beyond its end would kill the process with SIGBUS."""
-    data = CachedLatents(shutil.copytree(cache, tmp_path / 'cache'))
-    os.truncate(tmp_path / 'cache' / 'moments.npy', 10_000)
-    with pytest.raises(DataError, match=r"moments\.npy' was shortened to 10000 bytes"):
-        data[6]
 
 
 def test_other_layouts_of_the_same_numbers(cache: Path, tmp_path: Path) -> None:
@@ -225,7 +182,7 @@ def test_another_autoencoder_or_other_images_do_not_mix(
     other = copy.deepcopy(vae)
     with torch.no_grad():
         next(other.parameters()).add_(1e-3)
-    with pytest.raises(UsageError, match=r"another autoencoder's latents \(autoencoder: "):
+    with pytest.raises(UsageError, match=r'of another kind \(autoencoder: '):
         cache_latents(other, ClassFolders(images, 32), cache, dtype='float32')
     # As many images of the same classes, one of them another file.
     other = shutil.copytree(images, tmp_path / 'images')
@@ -236,7 +193,7 @@ def test_another_autoencoder_or_other_images_do_not_mix(
         lambda: (changed.write_bytes(content), changed.rename(changed.with_name('1b.png'))),
     ):
         change()
-        with pytest.raises(UsageError, match=r'latents of other images \(files: '):
+        with pytest.raises(UsageError, match=r'of another kind \(files: '):
             cache_latents(vae, ClassFolders(other, 32), cache, dtype='float32')
     # The same images in another place.
     moved = shutil.copytree(images, tmp_path / 'moved')
@@ -244,21 +201,11 @@ def test_another_autoencoder_or_other_images_do_not_mix(
     assert (cache / 'moments.npy').read_bytes() == before
 
 
-def test_overflow_and_a_full_disk_are_errors(
+def test_overflow_is_an_error(
     images: Path, vae: AutoencoderKL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(module, '_moments', lambda *args, f=module._moments: f(*args) * 1e6)
-        with pytest.raises(DataError, match="give dtype 'float32'"):
-            cache_latents(vae, ClassFolders(images, 32), tmp_path / 'large')
-
-    def full(number: int, fsync=os.fsync) -> None:
-        if os.readlink(f'/proc/self/fd/{number}').endswith('.npy'):
-            raise OSError(28, 'No space left on device')
-        fsync(number)
-
-    monkeypatch.setattr(os, 'fsync', full)
-    with pytest.raises(DataError, match=r'moments\.npy.* cannot be written: No space left'):
+    monkeypatch.setattr(module, '_moments', lambda *args, f=module._moments: f(*args) * 1e6)
+    with pytest.raises(DataError, match="give dtype 'float32'"):
         cache_latents(vae, ClassFolders(images, 32), tmp_path)
 
 

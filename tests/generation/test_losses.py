@@ -186,8 +186,7 @@ def test_the_noise_of_a_sample_is_the_same_in_any_batch() -> None:
             model(transformer=dict(in_channels=4), scheduler=dict(DDPM, clip_sample=True)),
             'latents of 4 channels are larger: set clip_sample=False',
         ),
-        (model(test_cfg=dict(step=2)), r"unknown keys \['step'\]; allowed: steps"),
-        (dict(flow_model(label_dropout=0.1), transformer=SD3), 'SD3Transformer2DModel has none'),
+        (dict(flow_model(label_dropout=0.1), transformer=SD3), 'for a model of prompts'),
     ],
 )
 def test_what_does_not_fit(config: dict, words: str) -> None:
@@ -195,15 +194,7 @@ def test_what_does_not_fit(config: dict, words: str) -> None:
         MODELS.build(config)
 
 
-@pytest.mark.parametrize(
-    ('latents', 'words'),
-    [
-        (torch.zeros(2, 4, 8, 8), r'latents of shape \(2, 4, 8, 8\)'),
-        (torch.zeros(2, 1, 8, 6), 'multiples of 4'),
-        (torch.zeros(2, 1, 8, 8), 'class 10 of the data does not exist'),
-    ],
-)
-def test_bad_batches(latents: Tensor, words: str) -> None:
-    batch = dict(latents=latents, class_labels=torch.tensor([3, 10]))
-    with pytest.raises(DataError, match=words):
+def test_classes_of_the_data() -> None:
+    batch = dict(latents=torch.zeros(2, 1, 8, 8), class_labels=torch.tensor([3, 10]))
+    with pytest.raises(DataError, match='class 10 of the data does not exist'):
         MODELS.build(model()).data_preprocessor(batch, True)

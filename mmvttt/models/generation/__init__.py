@@ -1,4 +1,4 @@
-"""Diffusion transformers: DiT³ and DiT⁵, losses of DiT and rectified flow, sampling, measures.
+"""Diffusion transformers: DiT³ and DiT⁵, losses of DiT and rectified flow, sampling.
 
 Needs the extra `gen` (diffusers), which `DiT3` imports when it is asked for.
 """
@@ -6,19 +6,11 @@ Needs the extra `gen` (diffusers), which `DiT3` imports when it is asked for.
 from typing import TYPE_CHECKING, Any
 
 from .losses import DDPMLoss, FlowLoss
-from .measures import frechet_distance, inception_score, precision_recall
 
 if TYPE_CHECKING:
     from .dit3 import DiT3
 
-__all__ = [
-    'DDPMLoss',
-    'DiT3',
-    'FlowLoss',
-    'frechet_distance',
-    'inception_score',
-    'precision_recall',
-]
+__all__ = ['DDPMLoss', 'DiT3', 'FlowLoss']
 
 
 def __getattr__(name: str) -> Any:

@@ -43,8 +43,6 @@ class Settings:
         seed: Seed of all images.
         size: (height, width) of the latents; None for the training's.
         batch_size: Images at a time, on which only their last bits depend.
-        draw_classes: Whether each image's class is drawn from `classes` at random, as in the
-            authors' evaluation of DiT.
     """
 
     count: int
@@ -56,16 +54,6 @@ class Settings:
     seed: int = 0
     size: tuple[int, int] | None = None
     batch_size: int = 16
-    draw_classes: bool = False
-
-    def class_of(self, index: int) -> int:
-        """The class of an image, by its number."""
-        count = len(self.classes)
-        if not self.draw_classes:
-            return self.classes[index % count]
-        # Not the numbers of any image's noise: seeds are 0 or more.
-        generator = image_generator(-1 - self.seed, index)
-        return self.classes[int(torch.randint(count, (), generator=generator))]
 
 
 def load_generator(
@@ -114,18 +102,6 @@ def load_autoencoder(folder: str | os.PathLike[str], device: torch.device | str 
     return AutoencoderKL.from_pretrained(os.fspath(folder)).to(device).eval()
 
 
-def read_prompts(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Embedded prompts of an `.npz`: `encoder_hidden_states`, `pooled_projections`, `null_…`.
-
-    Raises:
-        MissingDataError: There is no such file.
-    """
-    if not Path(path).is_file():
-        raise MissingDataError(f'there are no prompts {os.fspath(path)!r}: give an .npz of arrays')
-    with np.load(path, allow_pickle=False) as arrays:
-        return {name: torch.from_numpy(arrays[name]).float() for name in arrays.files}
-
-
 def encode_prompts(
     pipeline: str | os.PathLike[str], prompts: Sequence[str], device: torch.device | str = 'cpu'
 ) -> dict[str, Tensor]:
@@ -153,28 +129,25 @@ def generate(
     folder: str | os.PathLike[str],
     autoencoder: Any = None,
     prompts: Mapping[str, Tensor] | None = None,
-) -> list[Path]:
-    """Writes images as uint8 arrays into a folder, batch by batch; continues where it stopped.
+) -> np.ndarray:
+    """Draws images `(N, H, W, 3)`, uint8; continues where it stopped.
 
-    With several processes each makes its share of the batches; the images are the same. A bar on
-    stderr shows the progress.
+    Each batch is a file of the folder. With several processes each makes its share of the batches;
+    the images are the same. A bar on stderr shows the progress.
 
     Args:
         model: See `load_generator`.
         settings: Which images.
-        folder: Where they go, `(B, H, W, 3)` a file. Its name has a digest of the model, settings
-            and prompts, so that images of another run are not taken for this one's.
+        folder: Where the batches go. Their names have a digest of the model, settings and prompts,
+            so that images of another run are not taken for this one's.
         autoencoder: Decodes latents; None for a model of pixels.
         prompts: Embeddings of the prompts, `(P, …)` by the transformer's arguments: image i is of
             prompt i % P. `null_…` are the same for no prompt, `(1, …)`.
 
-    Returns:
-        The files, in the order of the images.
-
     Raises:
         UsageError: A class does not exist, there are none; there is guidance without a null
             condition; or the scheduler does not fit.
-        DataError: An image is not finite.
+        DataError: An image is not finite, or a file of the folder is damaged.
     """
     conditions, nulls = _conditions(model, settings, prompts)
     sampling_scheduler(model.scheduler, settings.scheduler)
@@ -187,16 +160,17 @@ def generate(
         )
     tag = _digest(settings, model, autoencoder, prompts)
     starts = range(0, settings.count, settings.batch_size)
-    batches = [range(s, min(s + settings.batch_size, settings.count)) for s in starts]
-    files = [Path(folder) / f'{tag}_{batch[0]:08d}_{len(batch)}.npy' for batch in batches]
-    missing = [
-        (file, batch)
-        for file, batch in list(zip(files, batches, strict=True))[get_rank() :: get_world_size()]
-        if not file.exists()
-    ]
+    batches = {
+        Path(folder) / f'{tag}_{start:08d}_{end - start}.npy': range(start, end)
+        for start in starts
+        for end in [min(start + settings.batch_size, settings.count)]
+    }
+    mine = list(batches)[get_rank() :: get_world_size()]
+    missing = [file for file in mine if not file.exists()]
     device = next(model.parameters()).device
     bar = dict(console=Console(stderr=True), disable=not is_main_process())
-    for file, indices in track(missing, 'drawing', **bar):
+    for file in track(missing, 'drawing', **bar):
+        indices = batches[file]
         condition, null = (
             {n: v[[i % len(v) for i in indices]].to(device) for n, v in tensors.items()}
             for tensors in (conditions, nulls)
@@ -209,22 +183,17 @@ def generate(
         np.save(content, _pixels(latents, autoencoder, indices))
         write_whole(file, content.getvalue())
     barrier()
-    return files
+    return _read(list(batches))
 
 
-def read_images(files: Sequence[Path]) -> np.ndarray:
-    """All images that `generate` has written, `(N, H, W, 3)`, in their order.
-
-    Raises:
-        DataError: A file is missing or damaged.
-    """
-    batches = []
+def _read(files: Sequence[Path]) -> np.ndarray:
+    images = []
     for file in files:
         try:
-            batches.append(np.load(file, allow_pickle=False))
+            images.append(np.load(file, allow_pickle=False))
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f'{str(file)!r} is damaged: remove it, generate again') from error
-    return np.concatenate(batches)
+    return np.concatenate(images)
 
 
 def write_npz(images: np.ndarray, path: str | os.PathLike[str]) -> None:
@@ -267,9 +236,8 @@ def _conditions(
         raise UsageError(
             f'class {bad[0]} does not exist: the model has the classes 0 to {count - 1}'
         )
-    labels = torch.tensor([settings.class_of(i) for i in range(settings.count)])
     nulls = {} if null is None else dict(class_labels=torch.tensor([null]))
-    return dict(class_labels=labels), nulls
+    return dict(class_labels=torch.tensor(settings.classes)), nulls
 
 
 def _digest(

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
-from mmap import mmap
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,8 +32,6 @@ from ..registry import DATASETS
 from ..reliability.data.contents import files_digest
 
 _NOTES, _MOMENTS, _LABELS = 'latents.json', 'moments.npy', 'class_labels.npy'
-# Images between two records of the progress.
-_INTERVAL = 4096
 
 
 @DATASETS.register_module()
@@ -49,7 +45,7 @@ class CachedLatents(Dataset):
 
     Raises:
         MissingDataError: There is no such cache.
-        DataError: The cache is incomplete, or an array lacks a row for each image.
+        DataError: The cache is incomplete or damaged, or an array lacks a row for each image.
     """
 
     def __init__(
@@ -58,40 +54,39 @@ class CachedLatents(Dataset):
         flip: bool = True,
         conditions: Sequence[str] | None = None,
     ) -> None:
-        self.root, self.flip, self.conditions = Path(data_root), flip, conditions
-        where = f'the cache {os.fspath(data_root)!r}'
-        self.notes = _read_notes(self.root)
+        self.root, self.flip = Path(data_root), flip
+        if not (self.root / _NOTES).is_file():
+            raise MissingDataError(
+                f'{str(self.root)!r} holds no cache of latents ({_NOTES} is missing): make one by '
+                'tools/cache_latents.py'
+            )
+        self.notes = json.loads((self.root / _NOTES).read_bytes())
         count, done = self.notes['images'], self.notes['done']
         if done != count:
             raise DataError(
-                f'{where} has {done} of {count} images: continue it by tools/cache_latents.py'
+                f'the cache {str(self.root)!r} has {done} of {count} images: continue it by '
+                'tools/cache_latents.py'
             )
         self.metainfo = dict(classes=self.notes.get('classes', []))
-        self._arrays: dict[str, np.memmap] = {}
-        for name in ('moments', *(conditions or ())):
-            if name not in self.arrays:
-                raise MissingDataError(
-                    f'{where} has no {name}.npy: put an array with a row for each image there'
-                )
+        if conditions is None:
+            self.names = sorted(path.stem for path in self.root.glob('*.npy'))
+        else:
+            self.names = ['moments', *conditions]
+        self._arrays: dict[str, np.ndarray] = {}
         for name, array in self.arrays.items():
-            if needed := _misfit(name, array, count):
+            if len(array) != count:
                 raise DataError(
-                    f'{name}.npy in {os.fspath(data_root)!r} has {array.shape} of {array.dtype}; '
-                    f'needed: {needed}'
+                    f'{name}.npy in {str(self.root)!r} has {len(array)} rows for {count} images'
                 )
 
     @property
-    def arrays(self) -> dict[str, np.memmap]:
+    def arrays(self) -> dict[str, np.ndarray]:
         """Memory maps of the arrays by name, opened separately in each process."""
         if not self._arrays:
-            files = sorted(self.root.glob('*.npy'))
-            if self.conditions is not None:
-                files = [f for f in files if f.stem in ('moments', *self.conditions)]
-            self._arrays = {f.stem: _open_array(f) for f in files}
+            self._arrays = {name: _open_array(self.root / f'{name}.npy') for name in self.names}
         return self._arrays
 
     def __getstate__(self) -> dict[str, Any]:
-        # Each process opens the files itself.
         return {**vars(self), '_arrays': {}}
 
     def __len__(self) -> int:
@@ -101,21 +96,17 @@ class CachedLatents(Dataset):
         """`latents`, `(C, h, w)`, scaled for the diffusion model, and the image's conditions.
 
         Raises:
-            DataError: A number is not finite, or a file was shortened.
+            DataError: A number is not finite.
         """
-        for array in self.arrays.values():
-            _require_whole(array)
         # Copies in the machine's own byte order.
         rows = {n: a[index].astype(a.dtype.newbyteorder('=')) for n, a in self.arrays.items()}
         mirrored = int(self.flip and torch.rand(()) < 0.5)
-        moments = torch.from_numpy(rows.pop('moments')[mirrored]).float()
-        mean, deviation = moments.chunk(2)
+        mean, deviation = torch.from_numpy(rows.pop('moments')[mirrored]).float().chunk(2)
         latents = mean + deviation * torch.randn(mean.shape)
-        latents = (latents - self.notes['shift']) * self.notes['scale']
-        conditions = {name: torch.as_tensor(row) for name, row in rows.items()}
         # Embeddings are often stored in half precision.
-        item = {n: v.float() if v.is_floating_point() else v.long() for n, v in conditions.items()}
-        item['latents'] = latents
+        values = {name: torch.as_tensor(row) for name, row in rows.items()}
+        item = {n: v.float() if v.is_floating_point() else v.long() for n, v in values.items()}
+        item['latents'] = (latents - self.notes['shift']) * self.notes['scale']
         for name, value in item.items():
             if not value.isfinite().all():
                 file = _MOMENTS if name == 'latents' else f'{name}.npy'
@@ -124,6 +115,23 @@ class CachedLatents(Dataset):
                     'the latents again, in fp32 if the autoencoder overflows'
                 )
         return item
+
+
+def _open_array(path: Path) -> np.ndarray:
+    """A memory map of a `.npy` file.
+
+    Raises:
+        MissingDataError: There is no such file.
+        DataError: It is no array, or not all of one.
+    """
+    if not path.is_file():
+        raise MissingDataError(
+            f'there is no {str(path)!r}: put an array with a row for each image there'
+        )
+    try:
+        return np.load(path, mmap_mode='r', allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f'{str(path)!r} is damaged ({error}): make the cache again') from error
 
 
 @DATASETS.register_module()
@@ -189,9 +197,8 @@ class ClassFolders(ImageFolder):
 
     def digest(self) -> str:
         """A digest of the images, see `files_digest`."""
-        return files_digest(
-            self.root, [os.path.relpath(path, self.root) for path, _ in self.samples]
-        )
+        files = [os.path.relpath(path, self.root) for path, _ in self.samples]
+        return files_digest(self.root, files)
 
 
 def cache_latents(
@@ -216,13 +223,12 @@ def cache_latents(
 
     Raises:
         UsageError: The folder has a cache of other settings, images, or of another autoencoder.
-        DataError: A latent is not finite, or too large for the type; or the disk has no room.
+        DataError: A latent is not finite, or too large for the type.
     """
     out = Path(out)
     count, config = len(images), autoencoder.config
     with torch.inference_mode():
-        first = _moments(autoencoder, images[0][0][None])
-    shape = (count, *first.shape[1:])
+        shape = (count, *_moments(autoencoder, images[0][0][None]).shape[1:])
     notes = dict(
         images=count,
         shape=list(shape),
@@ -233,18 +239,29 @@ def cache_latents(
         autoencoder=digest_tensors(autoencoder.state_dict()),
         files=images.digest(),
     )
-    done = _images_done(out, notes)
-    if not done:
+    arrays = {_MOMENTS: (dtype, shape), _LABELS: ('int64', (count,))}
+    if (out / _NOTES).exists():
+        before = json.loads((out / _NOTES).read_bytes())
+        done = before.pop('done')
+        if changed := [key for key in notes if before.get(key) != notes[key]]:
+            raise UsageError(
+                f'{str(out)!r} has a cache of another kind ({changed[0]}: '
+                f'{before.get(changed[0])}, now {notes[changed[0]]}): choose another folder'
+            )
+    else:
+        done = 0
         out.mkdir(parents=True, exist_ok=True)
-        for name, kind, sides in ((_MOMENTS, dtype, shape), (_LABELS, 'int64', (count,))):
+        for name, (kind, sides) in arrays.items():
             np.lib.format.open_memmap(out / name, 'w+', kind, sides)
-        _note(out, notes, 0)
     starts = range(done, count, batch_size)
     batches = [list(range(start, min(start + batch_size, count))) for start in starts]
     loader: DataLoader[Any] = DataLoader(images, batch_sampler=batches, num_workers=num_workers)
     loaded: Any = track(loader, 'caching', console=Console(stderr=True))
-    noted = done
-    with _file_at(out / _MOMENTS, done) as moments, _file_at(out / _LABELS, done) as labels:
+    # Not by a memory map, which hides a full disk.
+    with (out / _MOMENTS).open('r+b') as moments, (out / _LABELS).open('r+b') as labels:
+        for file, (kind, sides) in zip((moments, labels), arrays.values(), strict=True):
+            row = np.dtype(kind).itemsize * int(np.prod(sides[1:]))
+            file.seek((done - count) * row, os.SEEK_END)
         for indices, (pixels, classes) in zip(batches, loaded, strict=True):
             with torch.inference_mode(), np.errstate(over='ignore'):
                 rows = _moments(autoencoder, pixels).cpu().numpy().astype(dtype)
@@ -253,32 +270,13 @@ def cache_latents(
                     f'the latents of images {indices[0]} to {indices[-1]} are not finite in '
                     f"{dtype}: give dtype 'float32', and the autoencoder in fp32"
                 )
-            done = indices[-1] + 1
-            flushed = done - noted >= _INTERVAL or done == count
-            _write(moments, rows, flushed)
-            _write(labels, classes.numpy().astype('int64'), flushed)
-            if flushed:
-                _note(out, notes, done)
-                noted = done
+            for file, values in ((moments, rows), (labels, classes.numpy().astype('int64'))):
+                file.write(values.tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            written = json.dumps({**notes, 'done': indices[-1] + 1}, indent=1)
+            write_whole(out / _NOTES, written.encode())
     return out
-
-
-def _file_at(path: Path, row: int) -> BinaryIO:
-    """Opens the file of an array at the position of a row. Writing to a map hides a full disk."""
-    array = _open_array(path)
-    file = path.open('r+b')
-    file.seek(array.offset + row * array[:1].nbytes)
-    return file
-
-
-def _write(file: BinaryIO, rows: np.ndarray, flushed: bool) -> None:
-    try:
-        file.write(rows.tobytes())
-        if flushed:
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise DataError(f'{file.name!r} cannot be written: {error.strerror or error}') from error
 
 
 def _moments(autoencoder: Any, pixels: Tensor) -> Tensor:
@@ -296,97 +294,3 @@ def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f'{name} {tuple(value.shape)}'.encode())
         digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _images_done(out: Path, notes: Mapping[str, Any]) -> int:
-    """The number of images in a folder, whose cache must have the same settings."""
-    if not (out / _NOTES).exists():
-        return 0
-    before = _read_notes(out)
-    changed = [key for key in notes if before.get(key) != notes[key]]
-    if changed:
-        what = dict(
-            autoencoder="another autoencoder's latents", files='the latents of other images'
-        ).get(changed[0], 'a cache that was made with other settings')
-        raise UsageError(
-            f'{str(out)!r} has {what} ({changed[0]}: {before.get(changed[0])}, now '
-            f'{notes[changed[0]]}): choose another folder'
-        )
-    return before['done']
-
-
-def _read_notes(folder: Path) -> dict[str, Any]:
-    """The record of a cache.
-
-    Raises:
-        MissingDataError: There is none.
-        DataError: It is damaged.
-    """
-    path = folder / _NOTES
-    if not path.exists():
-        raise MissingDataError(
-            f'{str(folder)!r} holds no cache of latents ({_NOTES} is missing): make one by '
-            'tools/cache_latents.py'
-        )
-    try:
-        notes = json.loads(path.read_bytes()) if path.is_file() else {}
-        images, done, scale, shift = (notes[k] for k in ('images', 'done', 'scale', 'shift'))
-        if not (
-            type(images) is type(done) is int
-            and 0 <= done <= images > 0
-            and all(type(x) in (int, float) and math.isfinite(x) for x in (scale, shift))
-            and scale != 0
-            and isinstance(notes.get('classes', []), list)
-        ):
-            raise ValueError('a value is of another kind or out of range')
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(
-            f'{str(path)!r} is damaged ({type(error).__name__}: {error}): make the cache again by '
-            'tools/cache_latents.py, in another folder'
-        ) from error
-    return notes
-
-
-def _misfit(name: str, array: np.ndarray, count: int) -> str | None:
-    """The layout that an array should have, if it has another."""
-    floats, shape = array.dtype.kind == 'f', array.shape
-    if len(array) != count or 0 in shape:
-        return f'a row for {count} images'
-    if name == 'moments' and (not floats or array.ndim != 5 or shape[1] != 2 or shape[2] % 2):
-        return '(N, 2, 2C, h, w) of floats'
-    if name == 'class_labels' and (floats or array.ndim != 1):
-        return '(N,) integers'
-    return None
-
-
-def _open_array(path: Path) -> np.memmap:
-    """A memory map of the numbers in a `.npy` file.
-
-    Raises:
-        DataError: It holds no array of numbers with rows, or not all of it.
-    """
-    try:
-        if not path.is_file():
-            raise ValueError('no regular file')
-        array = np.lib.format.open_memmap(path, mode='r')
-        if not array.ndim or array.dtype.kind not in 'fiu' or array.dtype.itemsize > 8:
-            raise ValueError(f'{array.shape} of {array.dtype}')
-    except (OSError, ValueError, EOFError, SyntaxError, TypeError, RecursionError) as error:
-        raise DataError(
-            f'{str(path)!r} is not what a cache of latents holds ({error}): make it again'
-        ) from error
-    return array
-
-
-def _require_whole(array: np.memmap) -> None:
-    """Raises DataError if a file was shortened under its map, whose end cannot be read then."""
-    file: Any = array.base
-    if isinstance(file, mmap) and file.size() < array.offset + array.nbytes:
-        raise DataError(
-            f'{str(array.filename)!r} was shortened to {file.size()} bytes while it was read: make '
-            'the cache again, in another folder'
-        )
-
-
-def _note(out: Path, notes: Mapping[str, Any], done: int) -> None:
-    write_whole(out / _NOTES, json.dumps({**notes, 'done': done}, indent=1).encode())

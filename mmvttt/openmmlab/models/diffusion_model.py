@@ -52,8 +52,7 @@ class DiffusionModel(BaseModel):
 
     Raises:
         UsageError: The scheduler does not fit the loss, the transformer's output or the size of
-            latents; labels should be dropped, and there are none or no null class; or test_cfg has
-            another key.
+            latents; or labels should be dropped, and there is no null class.
     """
 
     def __init__(
@@ -72,23 +71,8 @@ class DiffusionModel(BaseModel):
 
         network = MODELS.build(transformer)
         classes = _num_classes(network)
-        if label_dropout is None:
-            label_dropout = 0.0 if classes is None else 0.1
-        check_rate('label_dropout', label_dropout)
-        if label_dropout and classes is None:
-            raise UsageError(
-                f'label_dropout={label_dropout} is for a model of classes, and '
-                f'{type(network).__name__} has none: leave it out, and give empty prompts in the '
-                'data'
-            )
         super().__init__(
-            data_preprocessor
-            or dict(
-                type='mmvttt.LatentPreprocessor',
-                channels=network.config.in_channels,
-                multiple=network.config.patch_size,
-                num_classes=classes,
-            ),
+            data_preprocessor or dict(type='mmvttt.LatentPreprocessor', num_classes=classes),
             init_cfg,
         )
         self.transformer = network
@@ -96,19 +80,12 @@ class DiffusionModel(BaseModel):
         self.scheduler = MODELS.build(scheduler)
         loss = dict(type='mmvttt.DDPMLoss') if loss is None else loss
         self.loss = MODELS.build(dict(loss, scheduler=self.scheduler))
+        if label_dropout is None:
+            label_dropout = 0.0 if classes is None else 0.1
+        check_rate('label_dropout', label_dropout)
         self.label_dropout = label_dropout
         self.test_cfg = {**_SAMPLES, **(test_cfg or {})}
-        unknown = sorted(set(self.test_cfg) - set(_SAMPLES))
-        if unknown:
-            raise UsageError(
-                f'test_cfg has the unknown keys {unknown}; allowed: {", ".join(_SAMPLES)}'
-            )
         self._require_fit()
-        if label_dropout and self.null_class is None:
-            raise UsageError(
-                f'label_dropout={label_dropout} needs a null class: set null_class=True in the '
-                'transformer, or label_dropout=0'
-            )
         for module in network.modules():
             # diffusers' DiT would drop the labels of each block by themselves.
             if type(module).__name__ == 'LabelEmbedding':
@@ -118,6 +95,12 @@ class DiffusionModel(BaseModel):
 
     def _require_fit(self) -> None:
         name, config = type(self.scheduler).__name__, self.transformer.config
+        if self.label_dropout and self.null_class is None:
+            raise UsageError(
+                f'label_dropout={self.label_dropout} needs a null class: set null_class=True in '
+                'the transformer, or label_dropout=0; for a model of prompts, put empty ones into '
+                'the data'
+            )
         channels = config.in_channels
         if self.scheduler.config.get('clip_sample') and channels not in (1, 3):
             raise UsageError(
@@ -153,22 +136,13 @@ class DiffusionModel(BaseModel):
         With 'tensor', the transformer's output at time 0, of class 0 without a condition, for
         counters of FLOPs.
 
-        Raises:
-            UsageError: The mode is another one; or 'tensor' for a model of prompts, without them.
         """
         if mode == 'tensor':
-            if not condition and self.num_classes is None:
-                raise UsageError(
-                    f'{type(self.transformer).__name__} has no classes: give its conditions, such '
-                    'as encoder_hidden_states'
-                )
             zeros = torch.zeros(len(latents), dtype=torch.long, device=latents.device)
             condition = condition or dict(class_labels=zeros)
             return self.transformer(latents, timestep=zeros, return_dict=False, **condition)[0]
         if mode == 'predict':
             return self._sample_classes(latents, condition[_LABELS])
-        if mode != 'loss':
-            raise UsageError(f"mode={mode!r}: choose 'loss', 'predict' or 'tensor'.")
         labels = condition.get('class_labels')
         if labels is not None and self.label_dropout:
             dropped = torch.rand(len(labels), device=labels.device) < self.label_dropout
@@ -248,11 +222,10 @@ class DiffusionModel(BaseModel):
     def _sample_classes(self, latents: Tensor, labels: Tensor) -> list[dict]:
         options = dict(self.test_cfg)
         seed = options.pop('seed')
-        null = (
-            {} if self.null_class is None else {_LABELS: torch.full_like(labels, self.null_class)}
-        )
+        null = self.null_class
+        nulls = {} if null is None else {_LABELS: torch.full_like(labels, null)}
         generators = [image_generator(seed, _number_of(image)) for image in latents]
-        images = self.draw({_LABELS: labels}, null, latents.shape[1:], generators, **options)
+        images = self.draw({_LABELS: labels}, nulls, latents.shape[1:], generators, **options)
         return [dict(image=i, label=l) for i, l in zip(images, labels.tolist(), strict=True)]
 
     def _output(self, noisy: Tensor, time: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
@@ -267,36 +240,23 @@ class DiffusionModel(BaseModel):
 
 @MODELS.register_module()
 class LatentPreprocessor(BaseDataPreprocessor):
-    """Moves a batch to the device, after a look at its shapes and classes.
+    """Moves a batch to the device, after a look at its classes.
 
     Args:
-        channels: Channels of the latents.
-        multiple: Their sides are multiples of this.
-        num_classes: Classes; None where there are none.
+        num_classes: Number of classes; None where there are none.
     """
 
-    def __init__(self, channels: int, multiple: int, num_classes: int | None = None) -> None:
+    def __init__(self, num_classes: int | None = None) -> None:
         super().__init__()
-        self.channels = channels
-        self.multiple = multiple
         self.num_classes = num_classes
 
     def forward(self, data: dict[str, Tensor], training: bool = False) -> dict[str, Tensor]:
         """The batch on the device.
 
         Raises:
-            DataError: The latents have another shape, or a class does not exist.
+            DataError: A class does not exist.
         """
-        shape, labels = tuple(data['latents'].shape), data.get('class_labels')
-        if (
-            len(shape) != 4
-            or shape[1] != self.channels
-            or any(s % self.multiple for s in shape[2:])
-        ):
-            raise DataError(
-                f'latents of shape {shape}: the model takes (B, {self.channels}, h, w) with sides '
-                f'that are multiples of {self.multiple}; cache them again with its autoencoder'
-            )
+        labels = data.get('class_labels')
         # On the CPU, where looking costs nothing.
         if labels is not None and self.num_classes is not None and labels.device.type == 'cpu':
             bad = labels[(labels < 0) | (labels >= self.num_classes)]

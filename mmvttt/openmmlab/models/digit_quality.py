@@ -8,8 +8,6 @@ import torch.nn.functional as F
 from mmengine.evaluator import BaseMetric
 from torch import Tensor, nn
 
-from mmvttt.models.generation.measures import frechet_distance, nearest_distance
-
 from ..datasets.latents import TinyDigits
 from ..registry import METRICS
 
@@ -56,6 +54,30 @@ def train_classifier(digits: TinyDigits) -> DigitClassifier:
                 optimizer.step()
                 schedule.step()
     return model.eval()
+
+
+def frechet_distance(features: Tensor, reference: Tensor) -> float:
+    """Squared Fréchet distance of two Gaussians fitted to features (Heusel et al. 2017, Eq. 6).
+
+    ‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2·(Σ₁Σ₂)^½), in fp64, of `(N, F)` and `(M, F)`.
+    """
+    features, reference = features.double(), reference.double()
+    cov1, cov2 = torch.cov(features.T), torch.cov(reference.T)
+    # Σ₁Σ₂ has the eigenvalues of the symmetric Σ₁^½ Σ₂ Σ₁^½.
+    values, vectors = torch.linalg.eigh(cov1)
+    root = vectors * values.clamp(min=0).sqrt() @ vectors.T
+    cross = torch.linalg.eigvalsh(root @ cov2 @ root).clamp(min=0).sqrt().sum()
+    mean = (features.mean(0) - reference.mean(0)).square().sum()
+    return (mean + cov1.trace() + cov2.trace() - 2 * cross).item()
+
+
+def nearest_distance(images: Tensor, training: Tensor) -> float:
+    """Median distance of images `(N, …)` to the nearest of the training images `(M, …)`.
+
+    Near 0 the model copies; compare it with held-out real images.
+    """
+    images, training = images.flatten(1).double(), training.flatten(1).double()
+    return torch.cdist(images, training).amin(1).median().item()
 
 
 @METRICS.register_module()
