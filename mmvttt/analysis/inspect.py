@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..errors import UsageError
 from .attention import attention_distance, implicit_attention, key_shift, softmax_weights
-from .drawing import cut_middle
 from .inner_training import LayerTraining, largest_tokens, mask_scores
 from .look import Look, means, spread
 from .mixers import SOFTMAX, Mixing
@@ -22,6 +21,7 @@ from .pictures import (
     beside_panel,
     block_title,
     colour_bar,
+    cut_middle,
     image_panels,
     panels,
     root_scale,
@@ -47,20 +47,14 @@ def inspect_model(look: Look, what: Iterable[str]) -> list[Path]:
     A diagnostic that has nothing to look at in this model is logged as a warning where another one
     has.
     """
-    names = list(what)
-    unknown = [name for name in names if name not in DIAGNOSTICS]
-    if unknown:
-        raise UsageError(
-            f'there is no diagnostic {unknown[0]!r}: choose of {", ".join(DIAGNOSTICS)}'
-        )
     files, refused = [], {}
-    for name in names:
+    for name in what:
         try:
             files += DIAGNOSTICS[name](look)
         except UsageError as error:
             refused[name] = error
     if not files:
-        raise refused[names[0]]
+        raise next(iter(refused.values()))
     for name, why in refused.items():
         _log.warning('%s left out: %s', name, why)
     return files

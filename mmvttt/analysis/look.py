@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +9,6 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checkpoints.atomic_write import replacing
 from ..errors import DataError, UsageError
 from ..named_model import as_in_imagenet, read_picture
-from .drawing import cut_middle
 from .inner_training import LayerTraining, training_of
 from .mixers import Mixing, backbone_of, record_mixers
-from .pictures import colour_bar, image_panels, save, show_image, show_map
+from .pictures import colour_bar, cut_middle, image_panels, save, show_image, show_map
+from .tables import write_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,20 +92,15 @@ class Look:
         """Fraction of each patch in the masks of an image `(h·w,)`; None without annotations."""
         if self.annotations is None:
             return None
-        by_folders: dict[int, list[dict]] = {}
-        for entry in self._coco.imgs.values():
-            pairs = zip(path.parts[::-1], Path(entry['file_name']).parts[::-1], strict=False)
-            alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            by_folders.setdefault(alike, []).append(entry)
-        most = max(by_folders, default=0)
-        if most == 0:
-            raise DataError(f'{str(self.annotations)!r} has no image {path.name!r}')
-        if len(by_folders[most]) > 1:
-            names = ' and '.join(repr(entry['file_name']) for entry in by_folders[most][:2])
+        entries = [e for e in self._coco.imgs.values() if Path(e['file_name']).name == path.name]
+        if len(entries) > 1:
+            entries = [e for e in entries if path.as_posix().endswith(e['file_name'])]
+        if len(entries) != 1:
             raise DataError(
-                f'{str(self.annotations)!r} has several images that may be {str(path)!r}: {names}'
+                f'{str(self.annotations)!r} has {len(entries)} images {str(path)!r}: give a path '
+                'that ends in its file_name'
             )
-        (info,) = by_folders[most]
+        (info,) = entries
         mask = np.zeros((info['height'], info['width']), np.float32)
         for annotation in self._coco.imgToAnns[info['id']]:
             mask = np.maximum(mask, self._coco.annToMask(annotation))
@@ -156,8 +148,7 @@ class Look:
         """Writes rows of a name and numbers as a CSV, and prints them."""
         path = self.out / f'{name}.csv'
         lines = [(row[0], *(f'{value:.5g}' for value in row[1:])) for row in rows]
-        with replacing(path) as partial, partial.open('w', newline='') as file:
-            csv.writer(file, lineterminator='\n').writerows([columns, *lines])
+        write_csv([dict(zip(columns, line, strict=True)) for line in lines], path)
         for row, *values in lines:
             numbers = ', '.join(f'{c} {v}' for c, v in zip(columns[1:], values, strict=True))
             print(f'{name}: {row}: {numbers}')

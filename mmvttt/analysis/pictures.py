@@ -107,6 +107,12 @@ def block_title(name: str) -> str:
     return ', '.join(f'{kind} {int(index) + 1}' for kind, index in parts) or name
 
 
+def cut_middle(name: str, length: int = 40) -> str:
+    """A name of at most `length` characters; a longer one without its middle."""
+    head = (length - 1) // 2
+    return name if len(name) <= length else f'{name[:head]}…{name[head + 1 - length :]}'
+
+
 def beside_panel(panel: Axes, **options: Any) -> None:
     """Puts the legend to the right of a panel, where it hides no line."""
     panel.legend(loc='upper left', bbox_to_anchor=(1.01, 1), **options)

@@ -1,6 +1,7 @@
 """Pictures of predictions, of boxes and of label maps: ground truth left, predictions right."""
 
 import copy
+import re
 import shutil
 from pathlib import Path
 
@@ -57,53 +58,58 @@ def street(tmp_path_factory) -> tuple[Config, Path]:
     return cfg, saved(model, root)
 
 
-def test_pictures_hold_ground_truth_and_predictions(digits, tmp_path, monkeypatch):
-    drawn = []
-    draw = predictions.draw_instances
-    monkeypatch.setattr(predictions, 'draw_instances', lambda *a: drawn.append(a) or draw(*a))
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list:
+    """The figures that are written."""
+    drawn, save = [], predictions.save
+    monkeypatch.setattr(predictions, 'save', lambda f, *a, **k: drawn.append(f) or save(f, *a, **k))
+    return drawn
+
+
+def test_pictures_hold_ground_truth_and_predictions(digits, tmp_path, figures):
     files = draw_predictions(*digits, tmp_path / 'out', num_images=3, score_thr=0.0)
     # Evenly spread over the five images, the first and the last among them.
     assert [f.name for f in files] == ['000000.png', '000002.png', '000004.png']
     assert sorted((tmp_path / 'out').iterdir()) == files
-    for file, truth, predicted in zip(files, drawn[::2], drawn[1::2], strict=True):
-        # 96 pixels, five times as large, below the bars with titles.
-        picture = np.asarray(Image.open(file))
-        assert (picture.shape[1], 480 < len(picture) < 520) == (960, True)
-        _, boxes, labels, names, scores, masks, _ = truth
-        assert scores is None
-        assert len(names) == 10
-        assert len(boxes) == len(labels) == len(masks) > 0
-        # Boxes and masks belong to the same enlarged image: each box is its mask's extent.
-        for box, mask in zip(boxes.tolist(), masks, strict=True):
-            rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    for figure, file in zip(figures, files, strict=True):
+        truth, predicted = figure.axes
+        assert truth.get_title() == f'truth: {file.name}'
+        assert predicted.get_title() == f'predictions of 0 or more: {file.name}'
+        photo, *masks = (image.get_array() for image in truth.images)
+        source = Path(digits[0].test_dataloader.dataset.data_root) / 'val' / file.name
+        assert np.array_equal(photo, np.asarray(Image.open(source)))
+        assert len(truth.patches) == len(truth.texts) == len(masks) > 0
+        # Boxes and masks belong to the same image: each box is its mask's extent.
+        for box, mask, text in zip(truth.patches, masks, truth.texts, strict=True):
+            assert text.get_text() in '0123456789'
+            rows, columns = (np.flatnonzero((mask[..., 3] > 0).any(axis)) for axis in (1, 0))
             extent = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
-            assert box == pytest.approx(extent, abs=5)
-        assert np.array_equal(picture[-480:, :480], draw(*truth))
-        assert np.array_equal(picture[-480:, 480:], draw(*predicted))
-        assert len(predicted[4]) > 0
+            assert box.get_bbox().extents == pytest.approx(extent, abs=1)
+        assert len(predicted.patches) > 0
+        assert all(re.fullmatch(r'\d [01]\.\d\d', t.get_text()) for t in predicted.texts)
 
 
-def test_a_high_threshold_leaves_the_image_as_it_is(digits, tmp_path):
+def test_a_high_threshold_leaves_the_image_as_it_is(digits, tmp_path, figures):
     """All images where there are fewer."""
-    files = draw_predictions(*digits, tmp_path, num_images=9, score_thr=1.0)
-    assert len(files) == 5
-    untouched = np.asarray(Image.open(files[0]))[-480:, 480:]
-    source = Path(digits[0].test_dataloader.dataset.data_root) / 'val' / files[0].name
-    expected = np.asarray(Image.open(source)).repeat(5, axis=0).repeat(5, axis=1)
-    assert np.array_equal(untouched, expected)
+    assert len(draw_predictions(*digits, tmp_path, num_images=9, score_thr=1.0)) == 5
+    for figure in figures:
+        untouched = figure.axes[1]
+        assert len(untouched.images) == 1
+        assert not [*untouched.patches, *untouched.texts]
 
 
-def test_label_maps_have_one_palette(street, tmp_path, capsys):
+def test_label_maps_have_one_palette(street, tmp_path, capsys, figures):
     files = draw_predictions(*street, tmp_path / 'out')
     assert [f.name for f in files] == ['a.png', 'b.png']
-    picture = np.asarray(Image.open(files[0]))
-    # 50 × 70 pixels, ten times as large, and a title and a legend.
-    assert picture.shape[1] == 1400
-    left, right = picture[400, :700], picture[400, 700:]
-    assert np.array_equal(left[350:], right[350:])
-    assert np.ptp(right, axis=0).max() == 0
+    left, right = (panel.images[1].get_array() for panel in figures[0].axes)
+    assert left.shape == (50, 70, 4)
+    assert np.array_equal(left[:, 35:], right[:, 35:])
+    assert np.ptp(right, axis=(0, 1)).max() == 0
     # 255 has no colour, and is darkened.
-    assert left[:350].max() < 50 < left[350:].max()
+    assert (left[:, :35] == [0, 0, 0, 0.6]).all()
+    assert left[0, 35, :3].max() > 0.2
+    (legend,) = figures[0].legends
+    assert len(legend.get_texts()) == 1
     assert 'drawing' in capsys.readouterr().err
 
 
@@ -120,14 +126,15 @@ def test_images_with_one_name_have_a_picture_each(street, tmp_path):
     assert all(f.is_file() for f in files)
 
 
-@pytest.mark.parametrize(('kind', 'width'), [('digits', 480), ('street', 700)])
-def test_a_set_without_labels_shows_predictions(kind, width, request, tmp_path):
+@pytest.mark.parametrize('kind', ['digits', 'street'])
+def test_a_set_without_labels_shows_predictions(kind, request, tmp_path, figures):
     cfg, weights = copy.deepcopy(request.getfixturevalue(kind))
     dataset = cfg.test_dataloader.dataset
     dataset.pipeline = [step for step in dataset.pipeline if step.type != 'LoadAnnotations']
-    (file,) = draw_predictions(cfg, weights, tmp_path, num_images=1)
-    # One image, and nothing beside it.
-    assert np.asarray(Image.open(file)).shape[1] == width
+    draw_predictions(cfg, weights, tmp_path, num_images=1)
+    # One panel, and nothing beside it.
+    assert len(figures[0].axes) == 1
+    assert figures[0].axes[0].get_title().startswith('predictions')
 
 
 def test_a_grid_has_the_first_images(digits, street, tmp_path):
@@ -136,7 +143,7 @@ def test_a_grid_has_the_first_images(digits, street, tmp_path):
     files += draw_predictions(*street, tmp_path, num_images=1, first=True)
     sheet = np.asarray(Image.open(tile(files, tmp_path / 'new' / 'grid.png')))
     # Two in a row, each 640 wide, and 8 pixels around them.
-    with Image.open(files[2]) as image:
+    with Image.open(files[2]).convert('RGB') as image:
         height = round(640 * image.height / image.width)
         small = np.asarray(image.resize((640, height), Image.Resampling.BOX))
     assert sheet.shape == (8 + height + 8 + height + 8, 8 + 640 + 8 + 640 + 8, 3)

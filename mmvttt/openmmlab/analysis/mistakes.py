@@ -13,8 +13,7 @@ import numpy as np
 from mmengine.evaluator import BaseMetric
 from torch.utils.data import Dataset
 
-from mmvttt.analysis.drawing import cut_middle
-from mmvttt.analysis.pictures import COLOURS, panels, save, styled
+from mmvttt.analysis.pictures import COLOURS, cut_middle, panels, save, styled
 from mmvttt.checkpoints.atomic_write import replacing
 from mmvttt.errors import UsageError
 

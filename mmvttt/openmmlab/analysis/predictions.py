@@ -1,35 +1,35 @@
 """Draws predictions of a detector or a segmentor next to the ground truth."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import hsv_to_rgb
+from matplotlib.patches import Patch, Rectangle
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 from mmengine.runner import load_checkpoint
-from PIL import Image
 from rich.console import Console
 from rich.progress import track
 from torch import nn
 from torchvision.utils import make_grid
 
-from mmvttt.analysis.drawing import beside, draw_instances, draw_label_map, with_title
-from mmvttt.checkpoints.atomic_write import replacing
+from mmvttt.analysis.pictures import cut_middle, panels, save, styled
 from mmvttt.checkpoints.read import read_weights
 from mmvttt.errors import UsageError
 
-# Smaller images are enlarged by a whole factor until their text can be read.
-_READABLE = 480
 # Pixels of a grid: the width of one picture, and the gap between two.
 _TILE, _GAP = 640, 8
-_PREDICTIONS = 'predictions of {:g} or more'
-# An image and its sample → titles and pictures.
-Draw = Callable[[np.ndarray, Any], Iterator[tuple[str, np.ndarray]]]
+# Opacity of masks and label maps.
+_MASK, _MAP = 0.45, 0.6
+# Parts of a sample with the ground truth and the predictions.
+_PARTS = dict(mmdet=('gt_instances', 'pred_instances'), mmseg=('gt_sem_seg', 'pred_sem_seg'))
 
 
 def draw_predictions(
@@ -56,9 +56,9 @@ def draw_predictions(
         device: Of the model.
     """
     scope = config.get('default_scope', 'mmdet')
-    if scope not in _DRAWINGS:
+    if scope not in _PARTS:
         raise UsageError(
-            f'default_scope is {scope!r}: predictions are drawn of {" and ".join(_DRAWINGS)}; '
+            f'default_scope is {scope!r}: predictions are drawn of {" and ".join(_PARTS)}; '
             'tools/image_demo.py shows what a classifier sees'
         )
     init_default_scope(scope)
@@ -67,7 +67,6 @@ def draw_predictions(
     # Before mmengine fails on a file that is not a checkpoint.
     read_weights(checkpoint)
     load_checkpoint(model, os.fspath(checkpoint), map_location='cpu', strict=True)
-    draw = _DRAWINGS[scope](dataset.metainfo, score_thr)
     count = min(num_images, len(dataset))
     chosen = np.linspace(0, (count if first else len(dataset)) - 1, count).round().astype(int)
     predicted = _predict(model.to(device).eval(), dataset, chosen)
@@ -76,10 +75,7 @@ def draw_predictions(
     for index, (image, sample) in zip(chosen, shown, strict=True):
         file = Path(out_dir) / Path(sample.img_path).with_suffix('.png').name
         files.append(file if file not in files else file.with_stem(f'{file.stem}_{index}'))
-        name = Path(sample.img_path).name
-        parts = [with_title(part, f'{title}: {name}') for title, part in draw(image, sample)]
-        with replacing(files[-1]) as partial:
-            Image.fromarray(beside(parts)).save(partial, 'PNG')
+        _draw(files[-1], image, sample, scope, dataset.metainfo, score_thr)
     return files
 
 
@@ -115,66 +111,68 @@ def _predict(
         yield imread(sample.img_path, channel_order='rgb'), sample.cpu()
 
 
-def _objects(meta: dict[str, Any], score_thr: float) -> Draw:
-    """Draws boxes and masks."""
-
-    def draw(image: np.ndarray, sample: Any) -> Iterator[tuple[str, np.ndarray]]:
-        factor = _factor(image)
-        large = _repeat(image, factor, axis=0)
-        for title, part in (('truth', 'gt_instances'), (_PREDICTIONS, 'pred_instances')):
-            objects = sample.get(part)
-            if 'bboxes' not in objects:
-                continue
-            scores = objects.get('scores')
-            if scores is not None:
-                title, objects = title.format(score_thr), objects[scores >= score_thr]
-            masks = objects.get('masks')
-            if masks is not None:
-                masks = np.asarray(getattr(masks, 'masks', masks), bool)
-                masks = _repeat(masks, factor, axis=1)
-            yield (
-                title,
-                draw_instances(
-                    large,
-                    factor * np.asarray(getattr(objects.bboxes, 'tensor', objects.bboxes)),
-                    objects.labels.tolist(),
-                    meta['classes'],
-                    None if scores is None else objects.scores.tolist(),
-                    masks,
-                    _palette(meta),
-                ),
-            )
-
-    return draw
-
-
-def _labels(meta: dict[str, Any], score_thr: float) -> Draw:
-    """Draws label maps; there are no scores."""
-
-    def draw(image: np.ndarray, sample: Any) -> Iterator[tuple[str, np.ndarray]]:
-        factor = _factor(image)
-        for title, part in (('truth', 'gt_sem_seg'), ('predictions', 'pred_sem_seg')):
-            if part in sample:
-                labels = _repeat(sample.get(part).data[0].numpy(), factor, axis=0)
-                large = _repeat(image, factor, axis=0)
-                yield title, draw_label_map(large, labels, meta['classes'], _palette(meta))
-
-    return draw
+@styled
+def _draw(
+    file: Path, image: np.ndarray, sample: Any, scope: str, meta: dict[str, Any], score_thr: float
+) -> None:
+    names = list(meta['classes'])
+    palette = meta.get('palette')
+    if isinstance(palette, list) and len(palette) == len(names):
+        colours = np.array(palette) / 255
+    else:
+        # Hues that are the golden ratio apart.
+        colours = hsv_to_rgb([((0.02 + 0.618034 * i) % 1, 0.8, 0.9) for i in range(len(names))])
+    # A test set without annotations has no `gt_…`, or no boxes in it.
+    parts = [
+        n for n in _PARTS[scope] if n in sample and (scope == 'mmseg' or 'bboxes' in sample.get(n))
+    ]
+    size = (6.4, 6.4 * image.shape[0] / image.shape[1] + 0.4)
+    figure, axes = panels(1, len(parts), size)
+    legend: dict[str, Patch] = {}
+    for panel, name in zip(axes, parts, strict=True):
+        panel.imshow(image)
+        panel.axis('off')
+        title = 'truth' if name.startswith('gt') else 'predictions'
+        if scope == 'mmdet':
+            if title != 'truth':
+                title += f' of {score_thr:g} or more'
+            _draw_objects(panel, sample.get(name), names, colours, score_thr)
+        else:
+            labels = sample.get(name).data[0].numpy()
+            _draw_labels(panel, labels, colours)
+            for i in np.unique(labels[labels < len(names)]).tolist():
+                legend[names[i]] = Patch(color=colours[i], label=cut_middle(names[i], 24))
+        panel.set_title(cut_middle(f'{title}: {Path(sample.img_path).name}', 60), fontsize=11)
+    if legend:
+        figure.legend(handles=list(legend.values()), loc='outside lower center', ncols=4)
+    save(figure, file, dpi=100)
 
 
-_DRAWINGS = {'mmdet': _objects, 'mmseg': _labels}
+def _draw_objects(
+    panel: Axes, objects: Any, names: Sequence[str], colours: np.ndarray, score_thr: float
+) -> None:
+    """Draws masks and boxes, with class and score above a box: a small object stays visible."""
+    if 'scores' in objects:
+        objects = objects[objects.scores >= score_thr]
+    masks = objects.get('masks')
+    if masks is not None:
+        for label, mask in zip(objects.labels, getattr(masks, 'masks', masks), strict=True):
+            colour = np.append(colours[label], _MASK)
+            panel.imshow(np.asarray(mask, bool)[..., None] * colour)
+    boxes = np.asarray(getattr(objects.bboxes, 'tensor', objects.bboxes))
+    for i, ((x1, y1, x2, y2), label) in enumerate(zip(boxes.tolist(), objects.labels, strict=True)):
+        colour, text = colours[label], cut_middle(names[label], 24)
+        if 'scores' in objects:
+            text += f' {objects.scores[i]:.2f}'
+        box = Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=colour, linewidth=2)
+        panel.add_patch(box)
+        dark = colour @ (0.299, 0.587, 0.114) < 0.5
+        panel.text(x1, y1, text, va='bottom', fontsize=9, color='white' if dark else 'black',
+                   bbox=dict(facecolor=colour, edgecolor='none', pad=1))  # fmt: skip
 
 
-def _palette(meta: dict[str, Any]) -> Any:
-    """The data set's colours, if it has one for each class."""
-    colours = meta.get('palette')
-    return colours if isinstance(colours, list) and len(colours) == len(meta['classes']) else None
-
-
-def _factor(image: np.ndarray) -> int:
-    return -(-_READABLE // min(image.shape[:2]))
-
-
-def _repeat(pixels: np.ndarray, factor: int, axis: int) -> np.ndarray:
-    """Every pixel `factor` times along `axis` and the axis after it."""
-    return pixels.repeat(factor, axis=axis).repeat(factor, axis=axis + 1)
+def _draw_labels(panel: Axes, labels: np.ndarray, colours: np.ndarray) -> None:
+    """Colours an image by a label map `(H, W)`; pixels without a class are darkened."""
+    there = labels < len(colours)
+    paint = np.where(there[..., None], colours[np.where(there, labels, 0)], 0)
+    panel.imshow(np.dstack([paint, np.full(labels.shape, _MAP)]))
