@@ -34,9 +34,8 @@ def parse_args() -> argparse.Namespace:
     add_shape(parser)
     parser.add_argument('--out', type=new_folder, default='work_dirs/inspect')
     add_cfg_options(parser, 'model.backbone.arch=base')
-    parser.add_argument(
-        '--what', nargs='+', default=tuple(DIAGNOSTICS), metavar='NAME', help='default: all'
-    )
+    names = tuple(DIAGNOSTICS)
+    parser.add_argument('--what', nargs='+', choices=names, default=names, help='default: all')
     parser.add_argument(
         '--query',
         nargs=2,

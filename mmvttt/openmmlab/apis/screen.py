@@ -16,9 +16,6 @@ from ..engine.layer_decay import rates_table
 from ..registry import type_name
 from ..unwrap import bare_model
 
-# Options of transforms that set the size of an image.
-_SIZES = ('scale', 'scales', 'crop_size', 'size', 'img_scale')
-
 # Beginnings of mmengine's long messages: environment, config, hooks, a line for each parameter.
 _LONG = (
     '\n---',
@@ -67,7 +64,7 @@ class QuietRunner(Runner):
 
 
 def summary(runner: Runner, cfg: Config) -> str:
-    """Model, weights, data, images, schedule, and where the run writes: a line each."""
+    """Model, weights, data, schedule, and where the run writes: a line each."""
     model = bare_model(runner.model)
     lines = [f'model     {_names(cfg.model)}']
     if hasattr(model, 'parameters'):
@@ -83,12 +80,6 @@ def summary(runner: Runner, cfg: Config) -> str:
         f'data      {" ".join(filter(None, name))}, {batch} a step in '
         f'each of {get_world_size()} process(es)'
     )
-    sizes = [
-        f'{type_name(t["type"])} {", ".join(_size(t[k]) for k in _SIZES if k in t)}'
-        for t in _transforms(dataset.get('pipeline'))
-        if any(k in t for k in _SIZES)
-    ]
-    lines.append(f'images    {", ".join(sizes) or "as they are"}')
     loop, optimizer = cfg.train_cfg, cfg.optim_wrapper.get('optimizer', {})
     length = (
         f'{loop.max_epochs} epochs' if loop.get('max_epochs') else f'{loop.get("max_iters")} steps'
@@ -137,23 +128,6 @@ def _checkpoints(config: Any) -> Iterator[str]:
     if isinstance(config, list | tuple):
         for part in config:
             yield from _checkpoints(part)
-
-
-def _size(size: Any) -> str:
-    """A size, or the first and the last of several."""
-    several = isinstance(size, list | tuple) and isinstance(size[0], list | tuple)
-    return f'{size[0]} … {size[-1]}' if several else str(size)
-
-
-def _transforms(pipeline: Any) -> Iterator[Mapping]:
-    """Transforms of a pipeline, those inside of others too."""
-    if isinstance(pipeline, Mapping):
-        if 'type' in pipeline:
-            yield pipeline
-        pipeline = pipeline.get('transforms')
-    if isinstance(pipeline, list | tuple):
-        for part in pipeline:
-            yield from _transforms(part)
 
 
 def _names(model: dict) -> str:
