@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 from matplotlib.axes import Axes
@@ -15,10 +14,10 @@ from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, init_default_scope
 from mmengine.runner import load_checkpoint
+from PIL import Image
 from rich.console import Console
 from rich.progress import track
 from torch import nn
-from torchvision.utils import make_grid
 
 from mmvttt.analysis.pictures import cut_middle, panels, save, styled
 from mmvttt.checkpoints.read import read_weights
@@ -81,18 +80,16 @@ def draw_predictions(
 
 def tile(files: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Path:
     """Composes pictures into one, two in a row, each 640 pixels wide, on white."""
-    pictures = []
-    for file in files:
-        picture = cv2.imread(os.fspath(file))
-        height = max(1, round(len(picture) * _TILE / picture.shape[1]))
-        pictures.append(cv2.resize(picture, (_TILE, height), interpolation=cv2.INTER_AREA))
-    height = max(map(len, pictures))
-    tiles = torch.full((len(pictures), 3, height, _TILE), 255, dtype=torch.uint8)
-    for part, picture in zip(tiles, pictures, strict=True):
-        part[:, : len(picture)] = torch.from_numpy(picture).permute(2, 0, 1)
-    grid = make_grid(tiles, nrow=2, padding=_GAP, pad_value=255).permute(1, 2, 0)
+    pictures = [Image.open(file).convert('RGB') for file in files]
+    pictures = [p.resize((_TILE, max(1, round(p.height * _TILE / p.width)))) for p in pictures]
+    columns, width = min(2, len(pictures)), _TILE + _GAP
+    height = max(picture.height for picture in pictures) + _GAP
+    size = columns * width + _GAP, -(-len(pictures) // columns) * height + _GAP
+    sheet = Image.new('RGB', size, 'white')
+    for i, picture in enumerate(pictures):
+        sheet.paste(picture, (_GAP + i % columns * width, _GAP + i // columns * height))
     Path(out).parent.mkdir(parents=True, exist_ok=True)
-    cv2.imwrite(os.fspath(out), grid.numpy())
+    sheet.save(out)
     return Path(out)
 
 
