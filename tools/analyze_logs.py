@@ -18,7 +18,7 @@ from mmvttt.analysis.curves import (
     summary,
 )
 from mmvttt.analysis.tables import write_csv
-from mmvttt.openmmlab.cli import command_line, new_file
+from mmvttt.cli import command_line, new_file
 
 
 def main(argv: list[str] | None = None) -> None:

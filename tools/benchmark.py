@@ -23,7 +23,7 @@ from mmvttt import cli
 from mmvttt.analysis.benchmark import choose_attention, count_gflops, machine, measure
 from mmvttt.analysis.complexity import computed_peak, describe_crossings, plot
 from mmvttt.analysis.tables import write_csv
-from mmvttt.by_name import add_cfg_options, find_model
+from mmvttt.by_name import find_model
 from mmvttt.deploy.compile import compile_blocks
 from mmvttt.deploy.cuda_graph import Replayed
 from mmvttt.deploy.runtime import ExportedFile, OpenVINOFile, open_exported
@@ -58,7 +58,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add('--repeats', type=cli.positive, default=10, help='timed batches; the median counts')
     add('--out', type=cli.new_file, default='work_dirs/benchmark.csv', help='the CSV')
     add('--plot', type=cli.new_file, help='an image file to draw, e.g. work_dirs/benchmark.png')
-    add_cfg_options(parser)
+    cli.add_cfg_options(parser)
     args = parser.parse_args(argv)
     if not args.models + args.files:
         parser.error('give models or exported files')

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from mmengine.dist import init_dist, is_main_process
 
+from mmvttt import cli
 from mmvttt.errors import UsageError
 from mmvttt.models.generation.sampling import SCHEDULERS
-from mmvttt.openmmlab import cli
 from mmvttt.openmmlab.apis import generate as api
 from mmvttt.openmmlab.config import load_config
 

@@ -12,10 +12,10 @@ import signal
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from mmvttt import cli
 from mmvttt.analysis.tables import write_csv
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab import cli
 from mmvttt.openmmlab.apis.sweep import Trainings, table_of, variants_of, write_config
 
 

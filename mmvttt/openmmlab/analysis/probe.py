@@ -22,11 +22,11 @@ from mmvttt.analysis.probe import (
     token_cosines,
 )
 from mmvttt.analysis.tables import write_csv
-from mmvttt.arguments import check_new_folder
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.read import named_tensors, read_content, saved_classes
 from mmvttt.errors import DataError, UsageError
 from mmvttt.named_model import image_channels, preprocessed, read_picture
+from mmvttt.outputs import check_new_folder
 
 from ..config import load_config
 from ..registry import MODELS
@@ -174,7 +174,7 @@ def _head(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Weight and bias of the linear head of a checkpoint, for these classes by their names."""
     content = read_content(checkpoint)
-    names = saved_classes(content) or ()
+    names = saved_classes(content)
     if not {*classes} <= {*names}:
         return None
     weights = named_tensors(content, checkpoint, key=key)

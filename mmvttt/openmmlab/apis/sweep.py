@@ -21,10 +21,10 @@ from mmengine.registry import DATASETS, init_default_scope
 from mmvttt.analysis.curves import read_scalars
 from mmvttt.analysis.tables import markdown
 from mmvttt.checkpoints.atomic_write import write_whole
+from mmvttt.cli import plain_errors
 from mmvttt.errors import UsageError
 
 from ..analysis.models import find_model
-from ..cli import plain_errors
 from ..config import load_config
 from .train import train
 
