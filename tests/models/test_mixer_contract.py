@@ -94,18 +94,6 @@ CASES = [*((name, False) for name in BACKBONES), *((n, True) for n in BACKBONES 
 
 
 @pytest.mark.parametrize(('name', 'adapter'), CASES)
-def test_it_stands_in_every_block(name: str, adapter: bool) -> None:
-    model = build(name, dict(type=Mean, gain=2.0), adapter)
-    mixers = mixers_of(model)
-    assert len(mixers) == (3 if name == 'HViT3' else 4)
-    assert all(type(m) is Mean and m.gain == 2.0 for m in mixers)
-    made = step(model)
-    assert all(v is not None and v.isfinite().all() for v in made.values())
-    assert all(m.told['tokens'] == m.told['hw'][0] * m.told['hw'][1] for m in mixers)
-    assert all(made[n].any() for n in made if n.endswith('mixer.proj.weight'))
-
-
-@pytest.mark.parametrize(('name', 'adapter'), CASES)
 def test_mixed_precision_recomputation_and_copies(name: str, adapter: bool) -> None:
     mixer = dict(type=Placed)
     expected = step(build(name, mixer, adapter))

@@ -103,7 +103,7 @@ def test_sizes_of_the_papers(name: str) -> None:
     assert counter.get_total_flops() / 2e9 == pytest.approx(giga, rel=rel)
 
 
-@pytest.mark.parametrize('name', SIZES)
+@pytest.mark.parametrize('name', FAMILIES)
 def test_config_and_head(name: str) -> None:
     with torch.device('meta'):
         model = timm.create_model(name, num_classes=10)
@@ -129,7 +129,7 @@ def test_config_and_head(name: str) -> None:
         assert model(x).shape == features.shape
 
 
-@pytest.mark.parametrize('name', SIZES)
+@pytest.mark.parametrize('name', FAMILIES)
 def test_pyramid_of_features(name: str) -> None:
     with torch.device('meta'):
         model = timm.create_model(name, features_only=True).eval()
@@ -141,7 +141,7 @@ def test_pyramid_of_features(name: str) -> None:
     assert len(maps) == (4 if name.startswith('h_') else 3)
 
 
-@pytest.mark.parametrize('name', SIZES)
+@pytest.mark.parametrize('name', FAMILIES)
 def test_groups_of_parameters(name: str) -> None:
     with torch.device('meta'):
         model = timm.create_model(name)
