@@ -7,6 +7,7 @@ No atomics, and nothing depends on the GPU at hand: the same inputs give the sam
 import functools
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -29,6 +30,7 @@ _LEAST_BLOCKS = 4
 _COLUMNS = 64
 
 
+_HERE = nullcontext()
 # Every cache of `plan`.
 _PLANS: list[Any] = []
 
@@ -42,6 +44,23 @@ def plan(function: Callable[..., Plan]) -> Callable[..., Plan]:
     cached = functools.lru_cache(maxsize=1024)(function)
     _PLANS.append(cached)
     return cached
+
+
+def on(x: Tensor) -> AbstractContextManager:
+    """Makes the device of `x` the current one, on which Triton launches."""
+    if not x.is_cuda or x.device.index == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device_of(x)
+
+
+def launcher(kernel: Any, grid: tuple[int, ...], **constants: Any) -> Callable[..., Any]:
+    """A launch of a kernel with what a layout decides; a call adds the tensors."""
+    return functools.partial(kernel.run, grid=grid, warmup=False, **constants)
+
+
+def dense(x: Tensor) -> Tensor:
+    """`x`, copied if its last dimension is not contiguous, as in an expanded gradient."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def forget_plans() -> None:
@@ -137,18 +156,9 @@ def gpu(op: str, dtype: torch.dtype, device: torch.device) -> Gpu:
     )
 
 
-def with_strides(**tensors: Tensor) -> dict[str, Tensor | tuple[int, ...]]:
-    """Kernel arguments `x` and `x_strides` of every tensor x, without the last dimension's stride.
-
-    The last dimension is read as contiguous; a tensor where it isn't (an expanded gradient, say) is
-    copied.
-    """
-    arguments: dict[str, Tensor | tuple[int, ...]] = {}
-    for name, x in tensors.items():
-        dense = x if x.stride(-1) == 1 else x.contiguous()
-        arguments[name] = dense
-        arguments[f'{name}_strides'] = dense.stride()[:-1]
-    return arguments
+def token_strides(**strides: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Kernel arguments `x_strides`, without the last dimension's, which is read as contiguous."""
+    return {f'{name}_strides': numbers[:-1] for name, numbers in strides.items()}
 
 
 # Scans that `reverse_mask` has bits for.
@@ -227,24 +237,21 @@ def _add_up(
     tl.store(total + program * size + columns, out, mask=columns < size)
 
 
+@plan
+def _adder(programs: int, splits: int, size: int) -> Callable[..., Any]:
+    grid, sizes = (programs * cdiv(size, _COLUMNS),), {'splits': splits, 'size': size}
+    return launcher(_add_up, grid, **sizes, ROWS=16, COLUMNS=_COLUMNS, num_warps=4)
+
+
 def add_up(partials: Tensor, factor: float = 1.0, divisor: int = 1) -> Tensor:
     """`partials` `(P, splits, …)` summed over its splits, times `factor/divisor`: `(P, …)`."""
     programs, splits, *shape = partials.shape
     if splits == 1 and factor == divisor:
         return partials.squeeze(1)
     total, size = partials.new_empty((programs, *shape)), math.prod(shape)
-    grid = (programs * cdiv(size, _COLUMNS),)
-    with torch.cuda.device_of(partials):
-        _add_up[grid](
-            partials=partials,
-            total=total,
-            factor=factor,
-            splits=splits,
-            size=size,
-            divisor=divisor,
-            ROWS=16,
-            COLUMNS=_COLUMNS,
-            num_warps=4,
+    with on(partials):
+        _adder(programs, splits, size)(
+            partials=partials, total=total, factor=factor, divisor=divisor
         )
     return total
 
@@ -268,6 +275,11 @@ def _relative(x, out, peak, size, COLUMNS: tl.constexpr):
     tl.store(peak + tl.program_id(0), divisor)
 
 
+@plan
+def _divider(programs: int, size: int) -> Callable[..., Any]:
+    return launcher(_relative, (programs,), size=size, COLUMNS=1024, num_warps=4)
+
+
 def relative(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Divides `x` `(P, …)` by 16 times its largest entry for every P.
 
@@ -280,8 +292,6 @@ def relative(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     programs, *shape = x.shape
     peak = x.new_empty(programs)
-    with torch.cuda.device_of(x):
-        _relative[(programs,)](
-            x=x.contiguous(), out=out, peak=peak, size=math.prod(shape), COLUMNS=1024, num_warps=4
-        )
+    with on(x):
+        _divider(programs, math.prod(shape))(x=x.contiguous(), out=out, peak=peak)
     return out, peak

@@ -6,6 +6,9 @@ dx and dw. A program has a span of tokens of one scan of one image and writes it
 which are added in a fixed order.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -189,37 +192,40 @@ def unsupported_reason(x: Tensor, weight: Tensor) -> str | None:
 
 
 @_launch.plan
-def _plan(
-    kernel: str, shape: tuple[int, ...], taps: int, both: bool, ways: str
-) -> tuple[tuple[int, int], dict[str, int]]:
-    """The grid of a kernel, and its arguments besides the tensors."""
+def _planned(
+    name: str,
+    shape: tuple[int, ...],
+    taps: int,
+    both: bool,
+    ways: str,
+    **strides: tuple[int, ...],
+) -> tuple[int, Callable[..., Any]]:
+    """Splits of each sum, and the launch of a kernel over tokens of some strides."""
     batch, tokens, scans, channels = shape
-    options = config(kernel, channels)
+    options = config(name, channels)
     blocks = _launch.cdiv(channels, options['CHANNELS'])
     options |= {'T': tokens, 'R': scans, 'C': channels, 'TAPS': taps, 'BOTH': both}
     options['reverse_mask'] = _launch.reverse_mask(ways)
-    if kernel == 'forward':
-        splits = _launch.cdiv(tokens, options['ROWS'])
+    if name == 'forward':
+        kernel, splits = _forward, _launch.cdiv(tokens, options['ROWS'])
     else:
+        kernel = _backward
         splits, span = _launch.split(tokens, batch * scans * blocks, options['ROWS'])
         options |= {'splits': splits, 'span': span}
-    return (batch * scans * splits, blocks), options
-
-
-def _tensors(x: Tensor, weight: Tensor, other: Tensor | None) -> dict[str, object]:
-    """The tensors that both kernels take. A missing one is a pointer that is not read."""
-    weight = weight.contiguous()
-    other = weight if other is None else other.contiguous()
-    return {**_launch.with_strides(x=x), 'weight': weight, 'other': other}
+    grid, strides = (batch * scans * splits, blocks), _launch.token_strides(**strides)
+    return splits, _launch.launcher(kernel, grid, **options, **strides)
 
 
 def forward(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple[Tensor, Tensor]:
     """Computes `reference.forward`."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     z = x.new_empty(0) if other is None else torch.empty_like(y)
-    grid, options = _plan('forward', x.shape, weight.shape[-1], other is not None, ways)
-    with torch.cuda.device_of(x):
-        _forward[grid](y=y, z=z, **_tensors(x, weight, other), **options)
+    x, weight, both = _launch.dense(x), weight.contiguous(), other is not None
+    # A missing tensor is a pointer that is not read.
+    other = weight if other is None else other.contiguous()
+    _, launch = _planned('forward', x.shape, weight.shape[-1], both, ways, x=x.stride())
+    with _launch.on(x):
+        launch(y=y, z=z, x=x, weight=weight, other=other)
     return y, z
 
 
@@ -228,19 +234,16 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes `reference.backward`."""
     batch, _, scans, channels = x.shape
-    taps = weight.shape[-1]
-    grid, options = _plan('backward', x.shape, taps, other is not None, ways)
+    taps, both = weight.shape[-1], other is not None
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-    dweight = weight.new_empty((batch, scans, options['splits'], taps, channels))
-    dother = weight.new_empty(0) if other is None else torch.empty_like(dweight)
-    with torch.cuda.device_of(x):
-        _backward[grid](
-            **_launch.with_strides(dy=dy, dz=dy if dz is None else dz),
-            **_tensors(x, weight, other),
-            dx=dx,
-            dweight=dweight,
-            dother=dother,
-            **options,
-        )
+    dy, x, weight = _launch.dense(dy), _launch.dense(x), weight.contiguous()
+    dz = dy if dz is None else _launch.dense(dz)
+    other = weight if other is None else other.contiguous()
+    strides = {'dy': dy.stride(), 'dz': dz.stride(), 'x': x.stride()}
+    splits, launch = _planned('backward', x.shape, taps, both, ways, **strides)
+    dweight = weight.new_empty((batch, scans, splits, taps, channels))
+    dother = torch.empty_like(dweight) if both else weight.new_empty(0)
+    with _launch.on(x):
+        launch(dy=dy, dz=dz, x=x, weight=weight, other=other, dx=dx, dweight=dweight, dother=dother)
     dweight = dweight.mT.sum((0, 2))
-    return dx, dweight, dother if other is None else dother.mT.sum((0, 2))
+    return dx, dweight, dother.mT.sum((0, 2)) if both else dother

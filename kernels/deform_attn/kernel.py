@@ -10,7 +10,8 @@ floats, so the same inputs give the same bits.
 With FUSED, `places` are offsets in pixels from `reference`, and `weights` are logits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -451,16 +452,41 @@ def _on_device(shapes: Sequence[int], value: Tensor) -> Tensor:
     if levels > _MOST_LEVELS:
         return torch.tensor(shapes, device=value.device).view(-1, 2)
     sizes = torch.empty((levels, 2), dtype=torch.int64, device=value.device)
-    with torch.cuda.device_of(value):
-        _write_sizes[(1,)](sizes=sizes, **_pairs(tuple(shapes)), L=levels, num_warps=1)
+    with _launch.on(value):
+        _writer(tuple(shapes))(sizes=sizes)
     return sizes
 
 
 @_launch.plan
-def _pairs(shapes: tuple[int, ...]) -> dict[str, int]:
+def _writer(shapes: tuple[int, ...]) -> Callable[..., Any]:
     pairs = [h << 32 | w for h, w in zip(shapes[::2], shapes[1::2], strict=True)]
     pairs += [1 << 32] * (_MOST_LEVELS - len(pairs))
-    return dict(zip('abcdefgh', pairs, strict=True))
+    numbers = dict(zip('abcdefgh', pairs, strict=True))
+    return _launch.launcher(_write_sizes, (1,), **numbers, L=len(shapes) // 2, num_warps=1)
+
+
+@_launch.plan
+def _planned(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, places: tuple[int, ...], step: int | None
+) -> Callable[..., Any]:
+    """The launch of a kernel; `step`: elements between the reference points of two images."""
+    (batch, pixels, heads, dim), (_, queries, _, levels, points, _) = shape, places
+    options, kernel = config(name, dtype, dim), _KERNELS[name]
+    rows, count = ('PIXELS', pixels) if name == 'backward_value' else ('ROWS', queries * heads)
+    blocks = _launch.cdiv(count, options[rows])
+    grid = (batch * (heads * blocks if name == 'backward_value' else blocks),)
+    sizes = {'S': pixels, 'H': heads, 'Q': queries, 'L': levels, 'P': points, 'D': dim}
+    fused = {'reference_b': step or 0, 'FUSED': step is not None}
+    if name == 'backward_points':
+        options['B'] = batch
+    return _launch.launcher(kernel, grid, **sizes, **fused, **options)
+
+
+_KERNELS = {
+    'forward': _forward,
+    'backward_points': _backward_points,
+    'backward_value': _backward_value,
+}
 
 
 def _arguments(
@@ -469,24 +495,19 @@ def _arguments(
     levels: Tensor | None,
     reference: Tensor | None,
     places: Tensor,
-    weights: Tensor,
-) -> dict[str, Tensor | int]:
-    # Elements from image to image; reference points may be the same for all.
-    step = reference[0].numel() if reference is not None and reference.shape[0] > 1 else 0
-    return {
+) -> tuple[dict[str, Tensor], tuple[Any, ...]]:
+    """Tensors that all kernels take, and the layout for `_planned`."""
+    step = None
+    if reference is not None:
+        # Reference points may be the same for all images.
+        step = reference[0].numel() if reference.shape[0] > 1 else 0
+    tensors = {
         'shapes': _on_device(shapes, value) if levels is None else levels.contiguous(),
         # A missing tensor is a pointer that is not read.
         'reference': places if reference is None else reference.contiguous(),
         'places': places.contiguous(),
-        'S': value.shape[1],
-        'H': value.shape[2],
-        'Q': places.shape[1],
-        'reference_b': step,
-        'L': places.shape[3],
-        'P': places.shape[4],
-        'D': value.shape[3],
-        'FUSED': reference is not None,
     }
+    return tensors, (value.shape, value.dtype, places.shape, step)
 
 
 def forward(
@@ -499,17 +520,11 @@ def forward(
 ) -> Tensor:
     """O `(B, Q, H·d)`; sizes of the levels as numbers in `shapes`, or in `levels` `(L, 2)`."""
     batch, _, heads, dim = value.shape
-    queries = places.shape[1]
-    out = value.new_empty((batch, queries, heads * dim))
-    options = config('forward', value.dtype, dim)
-    grid = (batch * _launch.cdiv(queries * heads, options['ROWS']),)
-    with torch.cuda.device_of(value):
-        _forward[grid](
-            value=value.contiguous(),
-            weights=weights.contiguous(),
-            out=out,
-            **_arguments(value, shapes, levels, reference, places, weights),
-            **options,
+    out = value.new_empty((batch, places.shape[1], heads * dim))
+    tensors, layout = _arguments(value, shapes, levels, reference, places)
+    with _launch.on(value):
+        _planned('forward', *layout)(
+            value=value.contiguous(), weights=weights.contiguous(), out=out, **tensors
         )
     return out
 
@@ -529,8 +544,7 @@ def backward(
 
     `out` of the forward pass is needed with a `reference`.
     """
-    batch, pixels, heads, dim = value.shape
-    queries = places.shape[1]
+    batch, pixels, heads, _ = value.shape
     wide = torch.promote_types(value.dtype, torch.float32)
     dvalue = torch.empty_like(value, memory_format=torch.contiguous_format)
     dweights = torch.empty_like(weights, memory_format=torch.contiguous_format)
@@ -541,12 +555,10 @@ def backward(
     attention = weights
     if reference is not None:
         attention = torch.empty_like(weights, dtype=wide)
-    given = _arguments(value, shapes, levels, reference, places, weights)
+    tensors, layout = _arguments(value, shapes, levels, reference, places)
     do = do.contiguous()
-    options = config('backward_points', value.dtype, dim)
-    grid = (batch * _launch.cdiv(queries * heads, options['ROWS']),)
-    with torch.cuda.device_of(value):
-        _backward_points[grid](
+    with _launch.on(value):
+        _planned('backward_points', *layout)(
             do=do,
             value=value.contiguous(),
             weights=weights,
@@ -555,26 +567,16 @@ def backward(
             dweights=dweights,
             attention=attention,
             keys=keys,
-            B=batch,
-            **given,
-            **options,
+            **tensors,
         )
         keys, order = keys.sort(stable=True)
         cells = torch.arange(batch * heads * pixels + 1, dtype=torch.int32, device=value.device)
         starts = torch.searchsorted(keys, cells, out_int32=True)
-        options = config('backward_value', value.dtype, dim)
-        grid = (batch * heads * _launch.cdiv(pixels, options['PIXELS']),)
-        _backward_value[grid](
-            do=do,
-            attention=attention,
-            order=order,
-            starts=starts,
-            dvalue=dvalue,
-            **given,
-            **options,
+        _planned('backward_value', *layout)(
+            do=do, attention=attention, order=order, starts=starts, dvalue=dvalue, **tensors
         )
     dreference = value.new_empty(0)
     if move:
-        sizes = given['shapes'].view(-1, 2).flip(-1)
+        sizes = tensors['shapes'].view(-1, 2).flip(-1)
         dreference = (dplaces.sum((2, 4)) * sizes).sum_to_size(reference.shape)
     return dreference, dvalue, dplaces.to(places.dtype), dweights

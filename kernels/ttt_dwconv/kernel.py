@@ -10,6 +10,9 @@ Everything is channels-last: a tile has pixels as rows and channels as columns, 
 neighbours are nine loads; the caches serve eight of them. Taps are numbered row by row.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -238,6 +241,16 @@ def _step_backward(
 unsupported_reason = _launch.unsupported_reason
 
 
+@_launch.plan
+def _planned(
+    kernel: Any, shape: tuple[int, ...], h: int, w: int, **strides: tuple[int, ...]
+) -> tuple[int, Callable[..., Any]]:
+    """Splits of each sum, and the launch of a kernel over tokens of some strides."""
+    grid, sizes = share(shape, h, w)
+    strides = _launch.token_strides(**strides)
+    return sizes['splits'], _launch.launcher(kernel, grid, **sizes, **strides)
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -250,23 +263,18 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """O `(B, h·w, d)` and G before damping `(B, 9, d)`; arguments as the reference's."""
     batch, pixels, dim = q.shape
-    grid, shared = share(q.shape, h, w)
-    g = w3.new_empty((batch, shared['splits'], 9, dim))
+    q, k, v = _launch.dense(q), _launch.dense(k), _launch.dense(v)
+    splits, step = _planned(_step, q.shape, h, w, k=k.stride(), v=v.stride())
+    _, read = _planned(_read, q.shape, h, w, q=q.stride())
+    g = w3.new_empty((batch, splits, 9, dim))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
-    whole = shared['splits'] == 1
-    with torch.cuda.device_of(q):
-        _step[grid](
-            **_launch.with_strides(k=k, v=v),
-            g=g,
-            factor=-scale if whole else 1.0,
-            divisor=pixels if whole else 1,
-            **shared,
-        )
-        g = g.squeeze(1) if whole else _launch.add_up(g, -scale, pixels)
-        _read[grid](
-            **_launch.with_strides(q=q), w3=w3.contiguous(), g=g, o=o, DAMPING=damping, **shared
-        )
-    return o, g
+    factor, divisor = (-scale, pixels) if splits == 1 else (1.0, 1)
+    with _launch.on(q):
+        step(k=k, v=v, g=g, factor=factor, divisor=divisor)
+        if splits > 1:
+            g = _launch.add_up(g, -scale, pixels)
+        read(q=q, w3=w3.contiguous(), g=g, o=o, DAMPING=damping)
+    return o, g.view(batch, 9, dim)
 
 
 def backward(
@@ -284,15 +292,14 @@ def backward(
     """dq, dk, dv `(B, h·w, d)`, dw3 `(d, 3, 3)`; arguments as the reference's."""
     batch, _, dim = q.shape
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    grid, sizes = share(q.shape, h, w)
-    shared = {**sizes, 'g': g.contiguous(), 'DAMPING': damping}
-    dw = w3.new_empty((batch, shared['splits'], 9, dim))
-    with torch.cuda.device_of(q):
-        _read_backward[grid](
-            **_launch.with_strides(do=do, q=q), w3=w3.contiguous(), dq=dq, dw=dw, **shared
-        )
-        dw = _launch.add_up(dw)
-        _step_backward[grid](
-            **_launch.with_strides(k=k, v=v), dw=dw, dk=dk, dv=dv, factor=scale, **shared
-        )
-    return dq, dk, dv, dw.mT.sum(0).view(w3.shape)
+    do, q, k, v = _launch.dense(do), _launch.dense(q), _launch.dense(k), _launch.dense(v)
+    splits, read = _planned(_read_backward, q.shape, h, w, do=do.stride(), q=q.stride())
+    _, step = _planned(_step_backward, q.shape, h, w, k=k.stride(), v=v.stride())
+    g = g.contiguous()
+    dw = w3.new_empty((batch, splits, 9, dim))
+    with _launch.on(q):
+        read(do=do, q=q, w3=w3.contiguous(), g=g, dq=dq, dw=dw, DAMPING=damping)
+        if splits > 1:
+            dw = _launch.add_up(dw)
+        step(k=k, v=v, g=g, dw=dw, dk=dk, dv=dv, factor=scale, DAMPING=damping)
+    return dq, dk, dv, dw.view(batch, 9, dim).mT.sum(0).view(w3.shape)

@@ -10,6 +10,9 @@ q, k, v and dO are read in place by their strides. [W1 | W2] and all their gradi
 tiles in memory, and two `(d, d)` tiles in a program.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -346,6 +349,12 @@ _SINGLE_WIDE = {
 }
 
 
+_KERNELS = {
+    'step': _step,
+    'read': _read,
+    'read_backward': _read_backward,
+    'step_backward': _step_backward,
+}
 # In `_read_backward` every WGMMA operand has passed through registers and a fence.
 _COPIED = ('step', 'read', 'step_backward')
 
@@ -376,15 +385,28 @@ def unsupported_reason(q: Tensor) -> str | None:
 
 
 @_launch.plan
-def _share(
-    kernel: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[int, int, dict]:
-    """Sums, splits of each, and the arguments that every kernel over tokens takes."""
+def _planned(
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    **strides: tuple[int, ...],
+) -> tuple[int, int, Callable[..., Any]]:
+    """Sums, splits of each, and the launch of a kernel over tokens of some strides."""
     batch, tokens, heads, dim = shape
-    options = config(kernel, dtype, dim, _launch.gpu(_NAME, dtype, device))
-    splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
+    options = config(name, dtype, dim, _launch.gpu(_NAME, dtype, device))
+    sums = batch * heads
+    splits, span = _launch.split(tokens, sums, options['BLOCK'])
     sizes = {'N': tokens, 'H': heads, 'D': dim, 'span': span, 'splits': splits}
-    return batch * heads, splits, {**sizes, **options}
+    launch = _launch.launcher(
+        _KERNELS[name], (sums * splits,), **sizes, **options, **_launch.token_strides(**strides)
+    )
+    return sums, splits, launch
+
+
+@_launch.plan
+def _gradients_of_steps(sums: int, heads: int, dim: int, damping: bool) -> Callable[..., Any]:
+    return _launch.launcher(_step_gradients, (sums,), H=heads, D=dim, DAMPING=damping)
 
 
 def _apart(g: Tensor) -> Tensor:
@@ -409,24 +431,18 @@ def forward(
         (o,), (g,) = _launch.unpad(o, width=dim), _launch.unpad(_apart(g), width=dim, axes=2)
         return o, _beside(g)
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous()}
-    sums, splits, shared = _share('step', q.shape, q.dtype, q.device)
+    q, k, v = _launch.dense(q), _launch.dense(k), _launch.dense(v)
+    layout = q.shape, q.dtype, q.device
+    sums, splits, step = _planned('step', *layout, k=k.stride(), v=v.stride())
+    *_, read = _planned('read', *layout, q=q.stride())
     g = w1.new_empty((sums, splits, dim, 2 * dim))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
-    whole = splits == 1
-    with torch.cuda.device_of(q):
-        _step[(sums * splits,)](
-            **_launch.with_strides(k=k, v=v),
-            **weights,
-            g=g,
-            factor=-scale if whole else 1.0,
-            divisor=tokens if whole else 1,
-            **shared,
-        )
-        g = g.squeeze(1) if whole else _launch.add_up(g, -scale, tokens)
-        sums, splits, shared = _share('read', q.shape, q.dtype, q.device)
-        _read[(sums * splits,)](
-            **_launch.with_strides(q=q), **weights, g=g, o=o, DAMPING=damping, **shared
-        )
+    factor, divisor = (-scale, tokens) if splits == 1 else (1.0, 1)
+    with _launch.on(q):
+        step(k=k, v=v, **weights, g=g, factor=factor, divisor=divisor)
+        if splits > 1:
+            g = _launch.add_up(g, -scale, tokens)
+        read(q=q, **weights, g=g, o=o, DAMPING=damping)
     return o, g.view(batch, heads, dim, 2 * dim)
 
 
@@ -449,20 +465,19 @@ def backward(
         dq, dk, dv, *dw = backward(do, q, k, v, w1, w2, _beside(g), scale, damping)
         return *_launch.unpad(dq, dk, dv, width=dim), *_launch.unpad(*dw, width=dim, axes=2)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    do, q, k, v = _launch.dense(do), _launch.dense(q), _launch.dense(k), _launch.dense(v)
+    layout = q.shape, q.dtype, q.device
     # Both passes have the same blocks: the second adds to the partial sums of the first.
-    sums, splits, first = _share('read_backward', q.shape, q.dtype, q.device)
-    *_, second = _share('step_backward', q.shape, q.dtype, q.device)
+    sums, splits, read = _planned('read_backward', *layout, do=do.stride(), q=q.stride())
+    *_, step = _planned('step_backward', *layout, k=k.stride(), v=v.stride())
     dw = w1.new_empty((sums, splits, dim, 2 * dim))
-    weights = q.new_empty((heads, 2, dim, dim))
-    steps = {'j': q.new_empty((sums, 2, dim, dim)), 'peak': dw.new_empty(sums), 'weights': weights}
-    given = {'w1': w1.contiguous(), 'w2': w2.contiguous(), 'g': g.contiguous(), 'DAMPING': damping}
-    with torch.cuda.device_of(q):
-        _read_backward[(sums * splits,)](
-            **_launch.with_strides(do=do, q=q), dq=dq, dw=dw, **given, **first
-        )
-        _step_gradients[(sums,)](dw=_launch.add_up(dw), H=heads, D=dim, **given, **steps)
-        _step_backward[(sums * splits,)](
-            **_launch.with_strides(k=k, v=v), dk=dk, dv=dv, dw=dw, factor=scale, **steps, **second
-        )
+    steps = {'j': q.new_empty((sums, 2, dim, dim)), 'peak': dw.new_empty(sums)}
+    steps['weights'] = q.new_empty((heads, 2, dim, dim))
+    weights = {'w1': w1.contiguous(), 'w2': w2.contiguous(), 'g': g.contiguous()}
+    with _launch.on(q):
+        read(do=do, q=q, dq=dq, dw=dw, **weights, DAMPING=damping)
+        total = dw if splits == 1 else _launch.add_up(dw)
+        _gradients_of_steps(sums, heads, dim, damping)(dw=total, **weights, **steps)
+        step(k=k, v=v, dk=dk, dv=dv, dw=dw, factor=scale, **steps)
     dw1, dw2 = dw.view(batch, heads, splits, dim, 2, dim).unbind(-2)
     return dq, dk, dv, dw1.sum((0, 2)), dw2.sum((0, 2))

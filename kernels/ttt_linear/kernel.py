@@ -3,7 +3,6 @@
 import functools
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -71,40 +70,27 @@ def forward(
         O in q's dtype, and as saved by `reference.forward` for the backward pass, Z, W and c
         without their mean over the outputs, which LayerNorm ignores.
     """
-    width, inputs = inputs.q.shape[-1], _padded(inputs)
+    width, inputs = inputs.q.shape[-1], _prepared(inputs)
     plan = _planned(inputs, directions, width, mini_batch_size)
-    q, new = inputs.q, inputs.eta.new_empty
-    scan, state, values = _arguments(inputs)
-    eps = max(eps, reference.LEAST_EPS)
+    q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
+    new = eta.new_empty
+    scan = {'q': q, 'k': k, 'eta': eta, 'ln_weight': ln_weight}
+    scan['token_scale'] = ln_weight if token_scale is None else token_scale
+    state = {'w0': w0, 'b0': b0, 'ln_bias': ln_bias, 'eps': max(eps, reference.LEAST_EPS)}
     kept_dtype = reference.kept_dtype(q.dtype)
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     # With few scans for the GPU, the scan itself computes only G and the states.
     apart = plan.output_apart
     z_kept = torch.empty_like(o, dtype=kept_dtype) if keep else o
     g = torch.empty_like(o) if apart else o
-    w_kept = c_kept = state['w0']
+    w_kept = c_kept = w0
     if apart or keep:
         w_kept, c_kept = new(plan.w_kept), new(plan.c_kept)
-    kept = {'w_kept': w_kept, 'c_kept': c_kept}
-    # Triton launches on the current device, whatever the tensors are on.
-    with torch.cuda.device_of(q):
-        _forward_kernels.forward_scan[(plan.scans,)](
-            **scan,
-            **state,
-            **values,
-            **kept,
-            o=o,
-            z_kept=z_kept,
-            g=g,
-            eps=eps,
-            QUERY=not apart,
-            KEEP=keep,
-            **plan.options[plan.scans_share],
-        )
+    kept = {'w_kept': w_kept, 'c_kept': c_kept, 'g': g, 'o': o}
+    with _launch.on(q):
+        plan.forward_scan(**scan, **state, **kept, v=v, z_kept=z_kept, KEEP=keep)
         if apart:
-            _forward_kernels.forward_output[(plan.segment_programs,)](
-                **scan, **state, **kept, g=g, o=o, eps=eps, **plan.options[True]
-            )
+            plan.forward_output(**scan, **state, **kept)
     if not keep:
         z_kept = o.new_empty(0, dtype=kept_dtype)
         w_kept, c_kept = (new((*shape[:3], 0, *shape[4:])) for shape in (plan.w_kept, plan.c_kept))
@@ -133,33 +119,35 @@ def backward(
         dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale, contiguous; the last is
         `(R, 0)` where `token_scale` is None.
     """
-    width, inputs = inputs.q.shape[-1], _padded(inputs)
+    width, inputs = inputs.q.shape[-1], _prepared(inputs)
     plan = _planned(inputs, directions, width, mini_batch_size)
-    q, new = inputs.q, inputs.eta.new_empty
-    scan, state, values = _arguments(inputs)
+    q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
+    new = eta.new_empty
     if width != plan.shape[-1]:
         do, z_kept, c_kept = _launch.pad(do, z_kept, c_kept, dims=DIMS)
         (w_kept,) = _launch.pad(w_kept, dims=DIMS, axes=2)
     do = do.contiguous()
+    scan = {'q': q, 'k': k, 'eta': eta, 'ln_weight': ln_weight}
+    scan['token_scale'] = ln_weight if token_scale is None else token_scale
     # Buffers from one kernel to the next, in whole chunks.
     scan |= {'tiles': q.new_empty(plan.tiles), 'rows': new(plan.rows)}
     kept = {'w_kept': w_kept.contiguous(), 'c_kept': c_kept.contiguous()}
-    dq, dk, dv = (torch.empty_like(do) for _ in range(3))
+    dq, dk, dv, deta = *(torch.empty_like(do) for _ in range(3)), new(plan.shape[:-1])
     # Partial sums by image, scan, head and segment: the query side's, then the key side's.
-    dln_weight, dln_bias = (new((2, *plan.c_kept)) for _ in range(2))
+    dln_weight, dln_bias = new((2, *plan.c_kept)), new((2, *plan.c_kept))
     (query_weight, key_weight), (query_bias, key_bias) = dln_weight.unbind(), dln_bias.unbind()
     dtau, dtau_last = new(plan.dtau), new(plan.c_kept[:-1])
     dw0, db0 = new(plan.dw0), new(plan.db0)
-    steps = {'dw_kept': new(plan.w_kept), 'dc_kept': new(plan.c_kept), 'dc_all': new(plan.dc_all)}
-    deta = new(plan.shape[:-1])
-    options = plan.options[False]
-    # Triton launches on the current device, whatever the tensors are on.
-    with torch.cuda.device_of(q):
-        _backward_kernels.backward_query[(plan.segment_programs,)](
+    steps = {'dw_kept': new(plan.w_kept), 'dc_kept': new(plan.c_kept)}
+    steps['dc_all'] = new(plan.dc_all) if plan.pieces > 1 else db0
+    with _launch.on(q):
+        plan.backward_query(
             **scan,
-            **state,
-            **values,
             **kept,
+            v=v,
+            w0=w0,
+            b0=b0,
+            ln_bias=ln_bias,
             do=do,
             z_kept=z_kept.contiguous(),
             dq=dq,
@@ -167,17 +155,9 @@ def backward(
             dln_bias=query_bias,
             dtoken_scale=dtau,
             eps=max(eps, reference.LEAST_EPS),
-            **options,
         )
-        # Three programs with spills are faster than two on an H100, in mini-batches of one chunk.
-        _backward_kernels.backward_chain[(plan.scans,)](
-            **scan,
-            **steps,
-            dw0=dw0,
-            db0=db0,
-            **plan.options[plan.scans_share and plan.pieces == 1],
-        )
-        _backward_kernels.backward_key[(plan.segment_programs,)](
+        plan.backward_chain(**scan, **steps, dw0=dw0, db0=db0)
+        plan.backward_key(
             **scan,
             **kept,
             **steps,
@@ -187,37 +167,31 @@ def backward(
             dln_weight=key_weight,
             dln_bias=key_bias,
             dtau_last=dtau_last,
-            **options,
         )
     # One operation for each sum: on few tokens the number of launches counts.
-    if inputs.token_scale is None:
+    if token_scale is None:
         dtoken_scale = new((plan.shape[2], 0))
     else:
         dtoken_scale = plan.by_place(dtau)
         dtoken_scale[:, -1].add_(dtau_last.sum((0, 2, 3)))
     dw0 = dw0.sum(0)
-    features: Sequence[Tensor] = (
-        dq,
-        dk,
-        dv,
-        db0.sum(0),
-        dln_weight.sum((0, 1, 4)),
-        dln_bias.sum((0, 1, 4)),
-    )
+    dln = dln_weight.sum((0, 1, 4)), dln_bias.sum((0, 1, 4))
+    features: Sequence[Tensor] = (dq, dk, dv, db0.sum(0), *dln)
     if width != plan.shape[-1]:
         features = _launch.unpad(*features, width=width)
         (dw0,) = _launch.unpad(dw0, width=width, axes=2)
     return *features[:3], deta, dw0, *features[3:], dtoken_scale
 
 
-def _padded(inputs: Inputs) -> Inputs:
-    """Pads the inputs' features to the next of `DIMS`."""
-    if inputs.q.shape[-1] in DIMS:
-        return inputs
-    names = ('q', 'k', 'v', 'b0', 'ln_weight', 'ln_bias')
-    padded = _launch.pad(*(getattr(inputs, name) for name in names), dims=DIMS)
-    (w0,) = _launch.pad(inputs.w0, dims=DIMS, axes=2)
-    return inputs._replace(**dict(zip(names, padded, strict=True)), w0=w0)
+def _prepared(inputs: Inputs) -> Inputs:
+    """The inputs as the kernels read them: features dense and padded to the next of `DIMS`."""
+    q, k, v, eta, *small = inputs
+    if q.shape[-1] not in DIMS:
+        w0, *vectors = small[:4]
+        q, k, v, *vectors = _launch.pad(q, k, v, *vectors, dims=DIMS)
+        small[:4] = *_launch.pad(w0, dims=DIMS, axes=2), *vectors
+    q, k, v = _launch.dense(q), _launch.dense(k), _launch.dense(v)
+    return Inputs(q, k, v, eta, *(None if x is None else x.contiguous() for x in small))
 
 
 def output_apart(dim: int, scans_per_sm: float, tokens: int) -> bool:
@@ -231,11 +205,12 @@ def output_apart(dim: int, scans_per_sm: float, tokens: int) -> bool:
 
 
 class _Plan:
-    """Sizes and options of all kernels, and shapes of their buffers, for one layout."""
+    """Launches of all kernels, and shapes of their buffers, for one layout."""
 
     def __init__(
         self,
         shape: tuple[int, ...],
+        strides: tuple[tuple[int, ...], ...],
         dtype: torch.dtype,
         device: torch.device,
         directions: str,
@@ -255,9 +230,6 @@ class _Plan:
         chunks = full * self.pieces + _launch.cdiv(rest, CHUNK)
         scans_per_sm = self.scans / _device(device)[1]
         self.output_apart = output_apart(dim, scans_per_sm, tokens)
-        # A scan that has a multiprocessor to itself, or shares it with one other, may use all
-        # registers.
-        self.scans_share = scans_per_sm > 2
         # W and c after every segment of every scan.
         self.w_kept, self.c_kept = (*by_scan, segments, dim, dim), (*by_scan, segments, dim)
         self.dw0, self.db0 = (*by_scan, dim, dim), (*by_scan, dim)
@@ -280,11 +252,41 @@ class _Plan:
             'PRECISION': _launch.precision(dtype),
             'num_warps': dim // CHUNK,
         }
+        q, k, v, eta = strides
+        # Triton would specialise on every number of a tuple.
+        sizes |= dict(zip(('eta_b', 'eta_t', 'eta_r', 'eta_h'), eta, strict=True))
+        sizes |= _launch.token_strides(q=q, k=k)
         # By whether programs share a multiprocessor.
-        self.options = [
+        alone, together = (
             {**sizes, **_launch.most_registers(registers(dtype, dim, shared))}
             for shared in (False, True)
-        ]
+        )
+        values = _launch.token_strides(v=v)
+        # A scan that has a multiprocessor to itself, or shares it with one other, may use all
+        # registers.
+        share, launcher = scans_per_sm > 2, _launch.launcher
+        self.forward_scan = launcher(
+            _forward_kernels.forward_scan,
+            (self.scans,),
+            QUERY=not self.output_apart,
+            **values,
+            **(together if share else alone),
+        )
+        self.forward_output = launcher(
+            _forward_kernels.forward_output, (self.segment_programs,), **together
+        )
+        self.backward_query = launcher(
+            _backward_kernels.backward_query, (self.segment_programs,), **values, **alone
+        )
+        # Three programs with spills are faster than two on an H100, in mini-batches of one chunk.
+        self.backward_chain = launcher(
+            _backward_kernels.backward_chain,
+            (self.scans,),
+            **(together if share and not apart else alone),
+        )
+        self.backward_key = launcher(
+            _backward_kernels.backward_key, (self.segment_programs,), **alone
+        )
 
     def by_place(self, x: Tensor) -> Tensor:
         """Sums the parts for all positions in a mini-batch: `(R, b)`."""
@@ -301,28 +303,10 @@ _plan = _launch.plan(_Plan)
 
 
 def _planned(inputs: Inputs, directions: str, width: int, size: int) -> _Plan:
-    q, has_scale = inputs.q, inputs.token_scale is not None
-    return _plan(q.shape, q.dtype, q.device, directions, width, size, has_scale)
-
-
-def _arguments(inputs: Inputs) -> tuple[dict[str, Any], ...]:
-    """The op's inputs as arguments of all kernels, and the state's and the values of some.
-
-    The last dimension of tokens and all small parameters are read as contiguous.
-    """
-    q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
-    ln_weight = ln_weight.contiguous()
-    # Triton would specialise on every number of a tuple.
-    strides = dict(zip(('eta_b', 'eta_t', 'eta_r', 'eta_h'), eta.stride(), strict=True))
-    scan = {
-        **_launch.with_strides(q=q, k=k),
-        'eta': eta,
-        **strides,
-        'ln_weight': ln_weight,
-        'token_scale': ln_weight if token_scale is None else token_scale.contiguous(),
-    }
-    state = {'w0': w0.contiguous(), 'b0': b0.contiguous(), 'ln_bias': ln_bias.contiguous()}
-    return scan, state, _launch.with_strides(v=v)
+    q, k, v, eta = inputs[:4]
+    strides = q.stride(), k.stride(), v.stride(), eta.stride()
+    has_scale = inputs.token_scale is not None
+    return _plan(q.shape, strides, q.dtype, q.device, directions, width, size, has_scale)
 
 
 @functools.cache

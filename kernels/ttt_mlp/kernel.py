@@ -17,6 +17,9 @@ model (not GATED) w2 is not read, and z2 and u2 are 1. With the dot loss e is v,
 the factors.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -404,23 +407,36 @@ def unsupported_reason(q: Tensor) -> str | None:
     return _launch.unsupported_heads_reason(q)
 
 
+_KERNELS = {
+    'step': _step,
+    'read': _read,
+    'read_backward': _read_backward,
+    'step_backward': _step_backward,
+}
+
+
 @_launch.plan
-def _share(
-    kernel: str,
+def _planned(
+    name: str,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
     gated: bool,
     l2: bool,
-) -> tuple[int, int, dict]:
-    """Sums, splits of each, and the arguments that every kernel takes."""
+    **strides: tuple[int, ...],
+) -> tuple[int, int, Callable[..., Any]]:
+    """Sums, splits of each, and the launch of a kernel over tokens of some strides."""
     batch, tokens, heads, dim = shape
-    options = config(kernel, dtype, dim, l2, _launch.gpu(_NAME, dtype, device))
-    splits, span = _launch.split(tokens, batch * heads, options['BLOCK'])
+    options = config(name, dtype, dim, l2, _launch.gpu(_NAME, dtype, device))
+    sums = batch * heads
+    splits, span = _launch.split(tokens, sums, options['BLOCK'])
     sizes = {'N': tokens, 'H': heads, 'D': dim, 'span': span, 'splits': splits, 'GATED': gated}
-    if kernel.startswith('step'):
+    if name.startswith('step'):
         sizes['L2'] = l2
-    return batch * heads, splits, {**sizes, **options}
+    launch = _launch.launcher(
+        _KERNELS[name], (sums * splits,), **sizes, **options, **_launch.token_strides(**strides)
+    )
+    return sums, splits, launch
 
 
 def _stacked(*weights: Tensor | None) -> Tensor:
@@ -448,27 +464,20 @@ def forward(
     gated, l2 = w3 is not None, loss == 'l2'
     q, k, v = _launch.pad(q, k, v)
     weights = _stacked(w1, w2, w3)
+    q, k, v = _launch.dense(q), _launch.dense(k), _launch.dense(v)
     layout = (q.shape, q.dtype, q.device, gated, l2)
-    sums, splits, shared = _share('step', *layout)
+    sums, splits, step = _planned('step', *layout, k=k.stride(), v=v.stride())
+    *_, read = _planned('read', *layout, q=q.stride())
     g = w1.new_empty((sums, splits, *weights.shape[1:]))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
-    whole = splits == 1
     scale = scale if l2 else -scale
-    with torch.cuda.device_of(q):
-        _step[(sums * splits,)](
-            **_launch.with_strides(k=k, v=v),
-            weights=weights.to(q.dtype),
-            g=g,
-            factor=scale if whole else 1.0,
-            divisor=tokens if whole else 1,
-            **shared,
-        )
-        g = g.squeeze(1) if whole else _launch.add_up(g, scale, tokens)
+    factor, divisor = (scale, tokens) if splits == 1 else (1.0, 1)
+    with _launch.on(q):
+        step(k=k, v=v, weights=weights.to(q.dtype), g=g, factor=factor, divisor=divisor)
+        if splits > 1:
+            g = _launch.add_up(g, scale, tokens)
         g = g.view(batch, heads, *weights.shape[1:])
-        sums, splits, shared = _share('read', *layout)
-        _read[(sums * splits,)](
-            **_launch.with_strides(q=q), stepped=_stepped(weights, g, q.dtype), o=o, **shared
-        )
+        read(q=q, stepped=_stepped(weights, g, q.dtype), o=o)
     (o,), (g,) = _launch.unpad(o, width=width), _launch.unpad(g, width=width, axes=2)
     return o, g
 
@@ -492,23 +501,19 @@ def backward(
     (g,) = _launch.pad(g, axes=2)
     weights = _stacked(w1, w2, w3)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    do, q, k, v = _launch.dense(do), _launch.dense(q), _launch.dense(k), _launch.dense(v)
     layout = (q.shape, q.dtype, q.device, gated, l2)
-    with torch.cuda.device_of(q):
-        sums, splits, shared = _share('read_backward', *layout)
+    with _launch.on(q):
+        sums, splits, launch = _planned('read_backward', *layout, do=do.stride(), q=q.stride())
         dw = g.new_empty((sums, splits, *g.shape[2:]))
-        _read_backward[(sums * splits,)](
-            **_launch.with_strides(do=do, q=q),
-            stepped=_stepped(weights, g, q.dtype),
-            dq=dq,
-            dw=dw,
-            **shared,
-        )
+        launch(do=do, q=q, stepped=_stepped(weights, g, q.dtype), dq=dq, dw=dw)
         read = _launch.add_up(dw)
         j, peak = _launch.relative(read, q.dtype)
-        sums, splits, shared = _share('step_backward', *layout)
+        sums, splits, launch = _planned('step_backward', *layout, k=k.stride(), v=v.stride())
         dw = g.new_empty((sums, splits, *g.shape[2:]))
-        _step_backward[(sums * splits,)](
-            **_launch.with_strides(k=k, v=v),
+        launch(
+            k=k,
+            v=v,
             weights=weights.to(q.dtype),
             j=j,
             peak=peak,
@@ -516,7 +521,6 @@ def backward(
             dv=dv,
             dw=dw,
             factor=-scale if l2 else scale,
-            **shared,
         )
         dw = read.add_(_launch.add_up(dw)).view(g.shape)
     dq, dk, dv = _launch.unpad(dq, dk, dv, width=width)

@@ -37,6 +37,7 @@ from triton.runtime.jit import JITFunction
 
 from ttt_kernels import (
     _backend,
+    _launch,
     causal_conv,
     deform_attn_fused,
     ttt_dwconv,
@@ -44,6 +45,7 @@ from ttt_kernels import (
     ttt_linear,
     ttt_mlp,
 )
+from ttt_kernels._op import OPS
 from ttt_kernels.ttt_linear import kernel as ttt_linear_kernel
 
 TABLE = Path(__file__).with_suffix('.json')
@@ -181,7 +183,18 @@ def compiled_for(gpu: int | str) -> Iterator[dict[str, CompiledKernel]]:
         mock.patch.object(torch.cuda, 'get_device_capability', return_value=capability),
         mock.patch.object(_backend, '_unreachable', return_value=None),
     ):
-        yield kernels
+        _forget()
+        try:
+            yield kernels
+        finally:
+            _forget()
+
+
+def _forget() -> None:
+    """Forgets what was planned for other GPUs."""
+    _launch.forget_plans()
+    for op in OPS.values():
+        op.plans.clear()
 
 
 def build(variant: str) -> dict[str, CompiledKernel]:
