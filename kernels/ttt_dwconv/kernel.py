@@ -241,14 +241,22 @@ def _step_backward(
 unsupported_reason = _launch.unsupported_reason
 
 
+_KERNELS = {
+    'step': _step,
+    'read': _read,
+    'read_backward': _read_backward,
+    'step_backward': _step_backward,
+}
+
+
 @_launch.plan
 def _planned(
-    kernel: Any, shape: tuple[int, ...], h: int, w: int, **strides: tuple[int, ...]
+    name: str, shape: tuple[int, ...], h: int, w: int, **strides: tuple[int, ...]
 ) -> tuple[int, Callable[..., Any]]:
     """Splits of each sum, and the launch of a kernel over tokens of some strides."""
     grid, sizes = share(shape, h, w)
     strides = _launch.token_strides(**strides)
-    return sizes['splits'], _launch.launcher(kernel, grid, **sizes, **strides)
+    return sizes['splits'], _launch.launcher(_KERNELS[name], grid, **sizes, **strides)
 
 
 def forward(
@@ -264,8 +272,8 @@ def forward(
     """O `(B, h·w, d)` and G before damping `(B, 9, d)`; arguments as the reference's."""
     batch, pixels, dim = q.shape
     q, k, v = _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    splits, step = _planned(_step, q.shape, h, w, k=k.stride(), v=v.stride())
-    _, read = _planned(_read, q.shape, h, w, q=q.stride())
+    splits, step = _planned('step', q.shape, h, w, k=k.stride(), v=v.stride())
+    _, read = _planned('read', q.shape, h, w, q=q.stride())
     g = w3.new_empty((batch, splits, 9, dim))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     factor, divisor = (-scale, pixels) if splits == 1 else (1.0, 1)
@@ -293,8 +301,8 @@ def backward(
     batch, _, dim = q.shape
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     do, q, k, v = _launch.dense(do), _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    splits, read = _planned(_read_backward, q.shape, h, w, do=do.stride(), q=q.stride())
-    _, step = _planned(_step_backward, q.shape, h, w, k=k.stride(), v=v.stride())
+    splits, read = _planned('read_backward', q.shape, h, w, do=do.stride(), q=q.stride())
+    _, step = _planned('step_backward', q.shape, h, w, k=k.stride(), v=v.stride())
     g = g.contiguous()
     dw = w3.new_empty((batch, splits, 9, dim))
     with _launch.on(q):
