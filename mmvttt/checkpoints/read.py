@@ -259,33 +259,32 @@ def named_tensors(
 ) -> dict[str, Tensor]:
     """The weights in a result of `read_content`; `source` names it in the error."""
     source = shown(source)
+    entries = content if isinstance(content, Mapping) else {}
     containers: tuple[str, ...] = (key,) if key else _EMA if ema else _CONTAINERS
-    if ema and isinstance(content, Mapping) and 'ema_state_dict' in content:
+    if ema and 'ema_state_dict' in entries:
         # mmengine's EMAHook stores the average in place of the weights.
         containers = ('state_dict',)
+    held = [c for c in containers if isinstance(entries.get(c), Mapping)]
+    if not (held or ema or key):
+        held = [c for c in _NETWORKS if isinstance(entries.get(c), Mapping)]
+        if len(held) > 1:
+            raise CheckpointError(
+                f'{source!r} holds several networks, {", ".join(held)}: choose one, '
+                f'key={held[0]!r}.'
+            )
+    weights = entries[held[0]] if held else {} if key else entries
+    tensors = under(weights)
+    if ema and not held:
+        tensors = under(named_tensors(content, source), _TEACHER)
+    if tensors:
+        _say_which(entries, held, source)
+        return _unwrapped(tensors)
+    there = f'a {type(content).__name__}'
     if isinstance(content, Mapping):
-        held = [c for c in containers if isinstance(content.get(c), Mapping)]
-        networks = [c for c in _NETWORKS if isinstance(content.get(c), Mapping)]
-        if not held and not ema and not key:
-            if len(networks) > 1:
-                raise CheckpointError(
-                    f'{source!r} holds several networks, {", ".join(networks)}: choose one, '
-                    f'key={networks[0]!r}.'
-                )
-            held = networks
-        weights = {} if key and not held else content[held[0]] if held else content
-        tensors = under(weights)
-        if ema and not held:
-            tensors = under(named_tensors(content, source), _TEACHER)
-        if tensors:
-            _say_which(content, held, source)
-            return _unwrapped(tensors)
-        content_found = f'the keys {sorted(map(str, content if key else weights))[:_LISTED]}'
-    else:
-        content_found = f'a {type(content).__name__}'
+        there = f'the keys {sorted(map(str, entries if key else weights))[:_LISTED]}'
     what, alone = ('averaged weights', '') if ema else ('weights', 'by itself or ')
     teacher = ", or with a teacher, 'teacher.…'" if ema else ''
     raise CheckpointError(
-        f'{source!r} holds no {what} but {content_found}; allowed: a state dict, {alone}under '
+        f'{source!r} holds no {what} but {there}; allowed: a state dict, {alone}under '
         f'{", ".join(containers)}{teacher}'
     )

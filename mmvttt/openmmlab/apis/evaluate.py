@@ -157,9 +157,7 @@ def _dump(scope: str | None, out: str) -> Any:
     if not out.endswith(('.pkl', '.pickle')):
         raise UsageError(f'--out {out!r} must end in .pkl or .pickle: predictions are pickled')
     if scope == 'mmdet':
-        from mmdet.evaluation import DumpDetResults
-
-        return DumpDetResults(out_file_path=out)
-    from mmengine.evaluator import DumpResults
-
-    return DumpResults(out_file_path=out)
+        from mmdet.evaluation import DumpDetResults as Dump
+    else:
+        from mmengine.evaluator import DumpResults as Dump
+    return Dump(out_file_path=out)

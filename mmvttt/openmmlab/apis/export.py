@@ -69,10 +69,7 @@ def exportable(model: nn.Module) -> nn.Module:
     """The part of a model that is a function of the image alone, in evaluation mode.
 
     A classifier and a segmentor up to their logits, a detector's backbone and neck; a backbone and
-    a model of timm as they are.
-
-    Raises:
-        UsageError: A segmentor's logits depend on more than features.
+    a model of timm as they are. A UsageError says that logits depend on more than features.
     """
     if not hasattr(model, 'extract_feat'):
         part = model

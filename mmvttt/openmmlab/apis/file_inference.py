@@ -26,11 +26,7 @@ def run_file(
 
     For a file of one size, `Resize` among the transforms of the pipelines is replaced: the image is
     resized to fit into it, and filled with zeros at the right and below. With `amp` OpenVINO
-    computes in bf16.
-
-    Raises:
-        UsageError: The file cannot be used, or has a detector's maps; later, an image does not fit
-            into a file of one size.
+    computes in bf16. A UsageError says that the file or, later, an image does not fit.
     """
     file = open_exported(path, 'bfloat16' if amp else 'float32')
     require_same_preparation(file, model.data_preprocessor)

@@ -65,13 +65,7 @@ class Detections(nn.Module):
     """A detector up to its boxes, labels and masks.
 
     Two-stage detectors with one box head (Mask R-CNN, Faster R-CNN), detectors of DETR's kind and
-    Mask2Former's instances.
-
-    Args:
-        model: Of mmdet; its `test_cfg` has the thresholds.
-
-    Raises:
-        UsageError: Another kind of detector, or another suppression than `nms`.
+    Mask2Former's instances; a UsageError for others, or another suppression than `nms`.
     """
 
     def __init__(self, model: nn.Module) -> None:
