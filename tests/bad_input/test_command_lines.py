@@ -76,7 +76,7 @@ def test_inner_loop_hook_and_a_diffusion_model() -> None:
 
     model = nn.Module()
     model.transformer = nn.Linear(1, 1)
-    with pytest.raises(UsageError, match='has a diffusion transformer: leave it out'):
+    with pytest.raises(UsageError, match='cannot look into Module: it follows a backbone'):
         InnerLoopHook().before_train(SimpleNamespace(model=model))
 
 

@@ -6,25 +6,16 @@ An op earns its place from a ratio of 1.15 on. A model is timm's, ours, or a con
 """
 
 import argparse
+from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.benchmark import Timer
 
 from mmvttt.analysis.benchmark import machine
 from mmvttt.analysis.tables import write_csv
 from mmvttt.by_name import find_model
 from mmvttt.cli import add_device
-from ttt_kernels._op import OPS, Op
-
-
-class FirstCalls(TorchDispatchMode):
-    """Keeps the arguments of each op's first call in `calls`."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        for op in (op for op in OPS.values() if op.registered is func):
-            self.calls.setdefault(op, args[: len(op.names)])
-        return func(*args, **(kwargs or {}))
+from ttt_kernels._op import Op
 
 
 def milliseconds(op: Op, module: object, args: tuple, compiled: bool) -> float:
@@ -37,10 +28,13 @@ def milliseconds(op: Op, module: object, args: tuple, compiled: bool) -> float:
         return op.run_backward(module, grads, args, kept, [True] * len(op.tensors))
 
     step = torch.compile(run, dynamic=False) if compiled else run
+    for _ in range(3):
+        step(*args)
     timer = Timer('step(*args)', globals=locals(), num_threads=torch.get_num_threads())
     return 1000 * timer.blocked_autorange(min_run_time=1).median
 
 
+@torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('model')
@@ -51,19 +45,23 @@ def main() -> None:
     model = find_model(args.model).model
     model = getattr(model, 'backbone', model).to(args.device).eval()
     images = torch.randn(args.shape[0], 3, *args.shape[1:], device=args.device)
-    rows, record = [], FirstCalls()
-    record.calls = {}
-    torch.set_grad_enabled(False)
-    with torch.autocast(args.device, torch.bfloat16), record:
+    calls, call = {}, Op.__call__
+
+    def recorded(op, *values, **options):
+        calls.setdefault(op, op.prepare(values))
+        return call(op, *values, **options)
+
+    with torch.autocast(args.device, torch.bfloat16), mock.patch.object(Op, '__call__', recorded):
         model(images)
-    for op, values in record.calls.items():
+    about, rows = machine(args.device) | dict(model=args.model, shape=args.shape), []
+    for op, values in calls.items():
         kernel = op.choose(values, 'auto')
         ours = milliseconds(op, kernel, values, compiled=False)
         theirs = milliseconds(op, op.reference, values, compiled=True)
-        row = dict(op=op.name, implementation=kernel.__name__, ms=ours, compiled_ms=theirs)
-        rows.append(row | dict(ratio=theirs / ours, model=args.model, shape=args.shape))
-        print(*rows[-1].values())
-    write_csv([row | machine(args.device) for row in rows], args.out)
+        rows.append(dict(op=op.name, implementation=kernel.__name__, ms=ours, compiled_ms=theirs))
+        rows[-1]['ratio'] = theirs / ours
+        print(*rows[-1].values(), flush=True)
+    write_csv([row | about for row in rows], args.out)
 
 
 if __name__ == '__main__':

@@ -49,23 +49,13 @@ class InnerLoopHook(Hook):
         self._warned: set[tuple[str, str]] = set()
 
     def before_train(self, runner: Runner) -> None:
-        """Checks that the weights are not sharded, and that the model has a backbone for images.
-
-        Raises:
-            UsageError: The model is sharded over the ranks, or generates.
-        """
-        model = bare_model(runner.model)
-        if hasattr(model, 'transformer'):
+        """Raises a UsageError if the weights are spread over the ranks, or the model generates."""
+        model: Any = runner.model
+        spread = is_model_wrapper(model) and not isinstance(model, MMDistributedDataParallel)
+        if spread or hasattr(bare_model(model), 'transformer'):
             raise UsageError(
-                f'mmvttt.InnerLoopHook looks into a backbone of images, and {type(model).__name__} '
-                'has a diffusion transformer: leave it out of custom_hooks'
-            )
-        if is_model_wrapper(runner.model) and not isinstance(
-            runner.model, MMDistributedDataParallel
-        ):
-            raise UsageError(
-                f'mmvttt.InnerLoopHook cannot look into {type(runner.model).__name__}, whose '
-                'weights are spread over the ranks: leave it out of custom_hooks'
+                f'mmvttt.InnerLoopHook cannot look into {type(model).__name__}: it follows a '
+                'backbone of images with all of its weights; leave it out of custom_hooks'
             )
 
     def after_train_iter(

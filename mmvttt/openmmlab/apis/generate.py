@@ -80,9 +80,7 @@ def load_generator(
     weights = named_tensors(content, os.fspath(checkpoint))
     require_whole(model, weights, os.fspath(checkpoint))
     model.load_state_dict(weights, strict=False)
-    meta = content.get('meta') if isinstance(content, Mapping) else None
-    averaged = isinstance(meta, Mapping) and bool(meta.get('averaged'))
-    averaged |= isinstance(content, Mapping) and 'ema_state_dict' in content
+    averaged = 'ema_state_dict' in content or bool((content.get('meta') or {}).get('averaged'))
     return model.to(device).eval(), averaged
 
 
