@@ -211,41 +211,37 @@ def test_an_adapter_has_it_inside(tmp_path: Path) -> None:
         (lambda: mmpretrain(pre_norm=True), ['pre_norm']),
         (lambda: T5(ARCH), ["type='Pretrained'"]),
         (lambda: nn.Sequential(nn.Linear(3, 3)), ['0.bias', 'not a ViT']),
+        # Of a damaged or strange file: another tensor, or none.
+        ({'cls_token': None}, ['17 rows', 'class token']),
+        ({'pos_embed': torch.zeros(1, 18, 32)}, ['18 rows', '4×4']),
+        ({'pos_embed': torch.zeros(16, 32)}, ['pos_embed', '(16, 32)']),
+        ({'pos_embed': torch.zeros(1, 17, 48)}, ['pos_embed', '(1, 16, 48)']),
+        ({'blocks.0.attn.rel_pos_h': torch.zeros(3)}, ['rel_pos_h']),
+        ({'rope.freqs': torch.zeros(3)}, ['rope']),
+        ({'blocks.0.attn.q_bias': torch.zeros(3)}, ['q_bias']),
+        ({'blocks.0.attn.w3': torch.zeros(3)}, ['attn.w3']),
+        ({'blocks.0.gate': torch.zeros(3)}, ['blocks.0.gate', 'no such part']),
+        ({'norm.bias': torch.zeros(32, dtype=torch.int8)}, ['norm.bias', 'int8']),
+        (
+            dict.fromkeys(f'blocks.{i}.mlp.fc1.{k}' for i in (0, 1) for k in ('weight', 'bias')),
+            ['feed-forward'],
+        ),
+        (dict.fromkeys(f'blocks.{i}.norm1.weight' for i in (0, 1)), ['norm1.weight']),
     ],
 )
 def test_what_cannot_be_inherited_is_refused(source, named: list[str]) -> None:
+    if isinstance(source, dict):
+        changed = timm().state_dict() | source
+        weights = {name: w for name, w in changed.items() if w is not None}
+    else:
+        weights = source().state_dict()
     with pytest.raises(CheckpointError) as error:
-        inherit_vit(source().state_dict(), T5(ARCH, img_size=64))
+        inherit_vit(weights, T5(ARCH, img_size=64))
     for text in named:
         assert text in str(error.value)
-
-
-def renamed(old: str, new: str) -> dict[str, Tensor]:
-    return {name.replace(old, new): w for name, w in timm().state_dict().items()}
-
-
-@pytest.mark.parametrize(
-    ('change', 'named'),
-    [
-        (lambda s: {n: w for n, w in s.items() if n != 'cls_token'}, ['17 rows', 'class token']),
-        (lambda s: s | {'pos_embed': torch.zeros(1, 18, 32)}, ['18 rows', '4×4']),
-        (lambda s: s | {'pos_embed': torch.zeros(16, 32)}, ['pos_embed', '(16, 32)']),
-        (lambda s: s | {'pos_embed': torch.zeros(1, 17, 48)}, ['pos_embed', '(1, 16, 48)']),
-        (lambda s: s | {'blocks.0.attn.rel_pos_h': torch.zeros(3)}, ['rel_pos_h']),
-        (lambda s: s | {'rope.freqs': torch.zeros(3)}, ['rope']),
-        (lambda s: s | {'blocks.0.attn.q_bias': torch.zeros(3)}, ['q_bias']),
-        (lambda s: s | {'blocks.0.attn.w3': torch.zeros(3)}, ['attn.w3']),
-        (lambda s: s | {'blocks.0.gate': torch.zeros(3)}, ['blocks.0.gate', 'no such part']),
-        (lambda s: s | {'norm.bias': torch.zeros(32, dtype=torch.int8)}, ['norm.bias', 'int8']),
-        (lambda s: {n: w for n, w in s.items() if 'fc1' not in n}, ['feed-forward']),
-        (lambda s: {n: w for n, w in s.items() if 'norm1.w' not in n}, ['norm1.weight']),
-    ],
-)
-def test_damaged_and_strange_sources_are_refused(change, named: list[str]) -> None:
-    with pytest.raises(CheckpointError) as error:
-        inherit_vit(change(timm().state_dict()), T5(ARCH, img_size=64))
-    for text in named:
-        assert text in str(error.value)
+    if named[0] == 'q_norm':
+        # The error of a file that is whole.
+        assert isinstance(error.value, CheckpointMismatchError)
 
 
 def test_the_tool_writes_a_classifier(
@@ -341,8 +337,3 @@ def test_a_linearized_model_of_timm_takes_all(tmp_path: Path) -> None:
     torch.save(source.state_dict(), tmp_path / 'other.pth')
     with pytest.raises(CheckpointMismatchError, match=r'of deit3_small_patch16_224 are not in'):
         inherit_checkpoint(tmp_path / 'other.pth', target, model='deit3_small_patch16_224')
-
-
-def test_the_errors_are_of_two_kinds() -> None:
-    with pytest.raises(CheckpointMismatchError):
-        inherit_vit(timm(qk_norm=True).state_dict())

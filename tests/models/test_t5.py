@@ -276,9 +276,3 @@ def test_new_parameters_are_named_and_alone_trained() -> None:
     model(torch.randn(1, 3, 64, 64))[0].square().mean().backward()
     assert {n for n, p in model.named_parameters() if p.grad is not None} == new
     assert reduced(mixer=SOFTMAX).new_parameters() == set()
-
-
-def test_state_dict_of_the_paper() -> None:
-    with torch.device('meta'):
-        # And weight and bias of a head.
-        assert len(T5('tiny').state_dict()) + 2 == 235

@@ -258,45 +258,36 @@ class TimmViT(PlainBackbone):
             # transformers does not read it then.
             given.pop('hidden_act', None)
         wrong = [
-            f'{name}={given[name]!r} and not {value!r} ({advice})'
-            for name, (value, advice) in self._facts().items()
+            f'{name}={given[name]!r} and not {value!r}'
+            for name, value in self._facts().items()
             if name in given and not _equal(name, given[name], value)
         ]
         if wrong:
             raise CheckpointMismatchError(
-                f'{source!r} is of a model with {"; ".join(wrong)}, which its tensors do not '
-                f'show: change the options of TimmViT({self._source[0]!r}, …) as named'
+                f'{source!r} is of a model with {"; ".join(wrong)}, which its tensors do not show: '
+                'set model_options (num_heads, depth, reg_tokens, norm_layer, act_layer), out_type or '
+                f'patch_size of TimmViT({self._source[0]!r}, …), or take another timm model'
             )
 
-    def _facts(self) -> dict[str, tuple[Any, str]]:
-        """By entry of transformers' config: the value of this model, and what changes it."""
+    def _facts(self) -> dict[str, Any]:
+        """By entry of transformers' config: the value of this model."""
         block = self.blocks[0]
         act = getattr(block.mlp, 'act', None)
         registers = self.reg_token.shape[1] if isinstance(self.reg_token, Tensor) else 0
-        other = 'another timm model'
         facts = {
-            'num_attention_heads': (block.attn.num_heads, 'model_options=dict(num_heads=…)'),
-            'num_hidden_layers': (len(self.blocks), 'model_options=dict(depth=…)'),
-            'num_register_tokens': (registers, 'model_options=dict(reg_tokens=…)'),
-            'layer_norm_eps': (
-                block.norm1.eps,
-                'model_options=dict(norm_layer=partial(LayerNorm, eps=…))',
-            ),
-            'hidden_act': (
-                None if act is None else _activation(act),
-                "model_options=dict(act_layer='gelu_tanh'), or 'quick_gelu', …",
-            ),
-            'rope_theta': (getattr(self.rope, 'temperature', None), other),
-            'use_mean_pooling': (
-                _POOLS_MEANS.get(self.out_type),
-                "out_type='avg_featmap' or 'cls_token'",
-            ),
+            'num_attention_heads': block.attn.num_heads,
+            'num_hidden_layers': len(self.blocks),
+            'num_register_tokens': registers,
+            'layer_norm_eps': block.norm1.eps,
+            'hidden_act': None if act is None else _activation(act),
+            'rope_theta': getattr(self.rope, 'temperature', None),
+            'use_mean_pooling': _POOLS_MEANS.get(self.out_type),
         }
         if self._eva:
             # With rotary positions, softmax sees the biases of the keys.
-            facts['key_bias'] = (False, other)
+            facts['key_bias'] = False
         if 'patch_size' not in self._source[1]:
-            facts['patch_size'] = (self.patch_size, 'patch_size=…; to resize it, give it too')
+            facts['patch_size'] = self.patch_size
         return facts
 
     def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
