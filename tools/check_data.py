@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     with plain_errors():
         config = load_config(args.config, cfg_options=args.cfg_options)
         sets = datasets_of(config)
-        check_paths(config, sets, args.splits)
+        check_paths(sets, args.splits)
         others = list(other_annotations(sets, args.splits))
         for text in others:
             print(printable(f'error: {text}'))

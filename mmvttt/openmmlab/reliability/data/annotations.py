@@ -66,10 +66,10 @@ def check_data(
             outside the classes, …, with a remedy.
     """
     sets = datasets_of(cfg) if sets is None else sets
-    check_paths(cfg, sets, splits)
+    check_paths(sets, splits)
     for text in other_annotations(sets, splits):
         _log(text)
-    for findings in _findings(cfg, sets, splits, Scope(False, True, _all)):
+    for findings in check_annotations(cfg, splits, thorough=False, sets=sets):
         if findings.errors:
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         for warning in findings.warnings:
@@ -84,7 +84,7 @@ def _log(text: str, level: int = logging.WARNING) -> None:
         print_log(text, 'current', level)
 
 
-def check_paths(cfg: Config, sets: Sequence[DatasetConfig], splits: Sequence[str] = SPLITS) -> None:
+def check_paths(sets: Sequence[DatasetConfig], splits: Sequence[str] = SPLITS) -> None:
     """Checks that the folders and annotation files that a config names exist, see `check_data`.
 
     Skips remote paths (`s3://…`), storage backends (`backend_args`) and downloaded data. A
@@ -139,16 +139,12 @@ def check_annotations(
     thorough: bool = True,
     images: bool = True,
     progress: Callable[..., Iterable] = _all,
+    sets: Sequence[DatasetConfig] | None = None,
 ) -> Iterator[Findings]:
     """Yields the findings in each data set of a supported format; the options are `Scope`'s."""
-    yield from _findings(cfg, datasets_of(cfg), splits, Scope(thorough, images, progress))
-
-
-def _findings(
-    cfg: Config, sets: Sequence[DatasetConfig], splits: Sequence[str], scope: Scope
-) -> Iterator[Findings]:
+    scope = Scope(thorough, images, progress)
     checked: list[tuple[DatasetConfig, Findings]] = []
-    for data in sets:
+    for data in datasets_of(cfg) if sets is None else sets:
         toolbox = data.toolbox if data.split in splits and not data.metric else None
         if toolbox is None or data.remote or data.config in [other.config for other, _ in checked]:
             continue
