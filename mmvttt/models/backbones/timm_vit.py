@@ -265,8 +265,8 @@ class TimmViT(PlainBackbone):
         if wrong:
             raise CheckpointMismatchError(
                 f'{source!r} is of a model with {"; ".join(wrong)}, which its tensors do not show: '
-                'set model_options (num_heads, depth, reg_tokens, norm_layer, act_layer), out_type or '
-                f'patch_size of TimmViT({self._source[0]!r}, …), or take another timm model'
+                'set model_options (num_heads, depth, reg_tokens, norm_layer, act_layer), out_type '
+                f'or patch_size of TimmViT({self._source[0]!r}, …), or take another timm model'
             )
 
     def _facts(self) -> dict[str, Any]:

@@ -186,9 +186,8 @@ class MLP(InnerModel):
         return plain and step.loss in MLP_LOSSES and not step.damping
 
     def fused(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: Size, step: Step) -> Tensor:
-        weights = w['w1'], w['w2']
         loss = step.loss.__name__
-        return ttt_mlp(q, k, v, *weights, loss=loss, scale=step.scale, backend=step.backend)
+        return ttt_mlp(q, k, v, *w.values(), loss=loss, scale=step.scale, backend=step.backend)
 
 
 class GatedFC(InnerModel):
@@ -222,10 +221,7 @@ class SwiGLU(InnerModel):
     def fuses(self, step: Step) -> bool:
         return step.loss in MLP_LOSSES and not step.damping
 
-    def fused(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, hw: Size, step: Step) -> Tensor:
-        weights = w['w1'], w['w2'], w['w3']
-        loss = step.loss.__name__
-        return ttt_mlp(q, k, v, *weights, loss=loss, scale=step.scale, backend=step.backend)
+    fused = MLP.fused
 
 
 class Conv(InnerModel):
