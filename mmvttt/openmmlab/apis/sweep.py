@@ -92,28 +92,22 @@ class Trainings:
         """
         folder = config.parent / f'seed{seed}'
         folder.mkdir(exist_ok=True)
-        if not (folder / _RESULT).is_file():
+        result, output = folder / _RESULT, folder / 'output.txt'
+        if not result.is_file():
             device = self.devices.get()
-            try:
-                self._run(str(config), str(seed), folder, device)
-            finally:
-                self.devices.put(device)
-        return json.loads((folder / _RESULT).read_bytes())
-
-    def _run(self, config: str, seed: str, folder: Path, device: str) -> None:
-        command = [sys.executable, '-m', __name__, config, seed, str(folder)]
-        environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': device}
-        output = folder / 'output.txt'
-        with output.open('a') as file:
-            process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
-        self.running.add(process)
-        if self.stopped:
-            process.terminate()
-        status = process.wait()
-        self.running.discard(process)
-        if not (folder / _RESULT).is_file():
-            lines = output.read_text(errors='replace').strip().splitlines()
-            raise UsageError(lines[-1] if lines else f'exit status {status}')
+            command = [sys.executable, '-m', __name__, str(config), str(seed), str(folder)]
+            environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': device}
+            with output.open('a') as file:
+                process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+            self.running.add(process)
+            if self.stopped:
+                process.terminate()
+            process.wait()
+            self.running.discard(process)
+            self.devices.put(device)
+        if not result.is_file():
+            raise UsageError(output.read_text(errors='replace').strip().rpartition('\n')[2])
+        return json.loads(result.read_bytes())
 
     def stop(self) -> None:
         """Asks every training to save and exit."""
