@@ -127,7 +127,7 @@ def _raised_on_all_ranks() -> Iterator[None]:
     problem = ''
     try:
         yield
-    except UsageError as error:
+    except (OSError, UsageError) as error:
         problem = str(error)
     message = next(filter(None, all_gather_object(problem)), None)
     if message:
