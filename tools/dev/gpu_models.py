@@ -1,4 +1,4 @@
-"""Wall and GPU time of whole models in bf16, eager or with compiled blocks, as rows of a CSV.
+"""Wall and GPU time of whole models in bf16, eager or compiled, as rows of a CSV.
 
     python tools/dev/gpu_models.py vittt_small_patch16_224 deit_small_patch16_224 --out times.csv
     python tools/dev/gpu_models.py --warm vittt_small_patch16_224    # compile the kernels, no times
@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument('models', nargs='+')
     parser.add_argument('--cases', nargs='+', default=CASES, help='BATCHxHEIGHTxWIDTH')
     parser.add_argument('--modes', nargs='+', choices=MODES, default=MODES)
-    parser.add_argument('--compile', action='store_true', help='compile the blocks')
+    parser.add_argument('--compile', choices=('blocks', 'model'), help='one graph of each')
     parser.add_argument('--warm', action='store_true', help='one batch each, no times')
     parser.add_argument('--seconds', type=float, default=140, help='start nothing new after that')
     parser.add_argument('--device', default='cuda')
@@ -55,11 +55,11 @@ def main() -> int:
             print(f'out of time before {name} {case} {mode}')
             return 1
         batch, height, width = map(int, case.split('x'))
-        row = dict(model=name, way='compiled' if args.compile else 'eager', mode=mode, case=case)
+        row = dict(model=name, way=args.compile or 'eager', mode=mode, case=case)
         try:
             model = build(name, height, width).to(args.device).eval()
             if args.compile:
-                compile_blocks(model)
+                compile_blocks(model, dynamic=False, whole=args.compile == 'model')
             images = torch.randn(batch, 3, height, width, device=args.device)
             run = Replayed(model) if mode == 'graph' else model
             row |= measure(run, images, torch.bfloat16, mode == 'train', 1 if args.warm else 6)
