@@ -1,8 +1,4 @@
-"""Cost against the size of the image: by formula, from shapes, as curves (vision-ttt Fig. 6).
-
-FLOPs are multiply-accumulates, as in the papers. T tokens, D channels, heads of d channels,
-mini-batches of b tokens.
-"""
+"""Cost against the size of the image: memory from shapes, curves, crossings (vision-ttt Fig. 6)."""
 
 from __future__ import annotations
 
@@ -27,24 +23,6 @@ PANELS = {
     'peak_mib': 'peak memory, MiB',
     'latency_ms': 'latency, ms / batch',
 }
-
-
-def attention_macs(tokens: int, dim: int) -> int:
-    """Softmax attention with its projections: 4TD² + 2T²D (Eq. 13)."""
-    return 4 * tokens * dim**2 + 2 * tokens**2 * dim
-
-
-def vittt_macs(tokens: int, dim: int, head: int = 64, mini_batch: int = 16) -> int:
-    """Vittt's mixer: 6TD² + 6TDd + 4bTD (Eq. 13), less than attention from T = D + 3d + 2b on."""
-    return 6 * tokens * dim**2 + 6 * tokens * dim * head + 4 * mini_batch * tokens * dim
-
-
-def t5_macs(tokens: int, dim: int, head: int = 64) -> int:
-    """T⁵'s mixer: 4TD² + 9TDd + 18TD (t5 Sec. 4, from its op and two 3×3 convolutions).
-
-    Less than attention from T = 4.5d + 9 on, at any width.
-    """
-    return 4 * tokens * dim**2 + 9 * tokens * dim * head + 18 * tokens * dim
 
 
 def computed_peak(network: nn.Module, images: tuple[int, ...], train: bool = False) -> float:

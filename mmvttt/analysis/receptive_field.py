@@ -106,12 +106,8 @@ def feature_maps(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     levels = model.neck(features)
     if not isinstance(levels, tuple | list) or levels[0].dim() != 4:
         return {'backbone': last_map(model, images)}
-    return {'backbone': features[-1], **dict(zip(level_names(images, levels), levels, strict=True))}
-
-
-def level_names(images: Tensor, levels: Sequence[Tensor]) -> list[str]:
-    """Names of the levels of an FPN by their stride s, P(log2 s)."""
-    return [f'P{math.log2(images.shape[2] / x.shape[2]):.0f}' for x in levels]
+    names = [f'P{math.log2(images.shape[2] / x.shape[2]):.0f}' for x in levels]
+    return {'backbone': features[-1], **dict(zip(names, levels, strict=True))}
 
 
 def last_map(model: nn.Module, images: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def test_random_weights_under_layer_decay() -> None:
     pytest.importorskip('mmdet')
     rows = lines(load_config('maskrcnn_vittt_s_1x'))
     assert rows['weights'] == 'random'
-    assert 'is meant for pretrained weights' in rows['advice']
+    assert 'are meant for pretrained weights' in rows['advice']
     for named in (dict(load_from='a.pth'), dict(load_from='a.pth', resume=True)):
         rows = lines(load_config('maskrcnn_vittt_s_1x'), **named)
         assert rows['weights'].endswith('a.pth')

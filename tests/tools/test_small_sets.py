@@ -24,26 +24,6 @@ def write(tmp_path, monkeypatch):
     return run
 
 
-def test_cifar10(write, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchvision import datasets
-
-    class TwoImages:
-        classes = ('cat', 'dog')
-
-        def __init__(self, root: Path, train: bool, download: bool) -> None:
-            self.train = train
-
-        def __getitem__(self, index: int) -> tuple:
-            if index == 2:
-                raise IndexError
-            return Image.new('RGB', (32, 32), (index, 9, int(self.train))), 1 - index
-
-    monkeypatch.setattr(datasets, 'CIFAR10', TwoImages)
-    out = write('cifar10')
-    assert Image.open(out / 'train/dog/00000.png').getpixel((0, 0)) == (0, 9, 1)
-    assert Image.open(out / 'test/cat/00001.png').getpixel((0, 0)) == (1, 9, 0)
-
-
 def test_pennfudan(write, tmp_path: Path) -> None:
     pytest.importorskip('pycocotools')
     for folder in ('PNGImages', 'PedMasks'):

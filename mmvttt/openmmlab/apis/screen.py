@@ -98,16 +98,10 @@ def layer_decay_advice(runner: Runner, cfg: Config) -> str | None:
     decay, new = paramwise.get('layer_decay_rate', 1), paramwise.get('new_lr_mult', 1)
     if (decay, new) == (1, 1) or _weights(runner, cfg) is not None:
         return None
-    if new != 1:
-        return (
-            f'new_lr_mult={new} is meant for inherited weights, and these are random, at a rate '
-            'that is too small for them; set load_from to what tools/inherit_weights.py makes of a '
-            'ViT, or an init_cfg in the backbone'
-        )
     return (
-        f'layer_decay_rate={decay} is meant for pretrained weights, and these are random: the '
-        "first layers hardly learn; set init_cfg=dict(type='Pretrained', checkpoint=…) in the "
-        'backbone, load_from, or layer_decay_rate=1'
+        f'layer_decay_rate={decay} and new_lr_mult={new} are meant for pretrained weights, and '
+        "these are random: set init_cfg=dict(type='Pretrained', checkpoint=…) in the backbone, or "
+        'load_from (tools/inherit_weights.py makes one of a ViT), or both to 1'
     )
 
 

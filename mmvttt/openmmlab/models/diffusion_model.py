@@ -135,7 +135,6 @@ class DiffusionModel(BaseModel):
 
         With 'tensor', the transformer's output at time 0, of class 0 without a condition, for
         counters of FLOPs.
-
         """
         if mode == 'tensor':
             zeros = torch.zeros(len(latents), dtype=torch.long, device=latents.device)
