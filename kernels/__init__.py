@@ -1,5 +1,10 @@
 """Ops of the Test-Time-Training backbones: PyTorch references, Triton and numba kernels.
 
+With `backend=None` an op takes its Triton kernel on a GPU and its numba kernel on a CPU, where
+there is one that can run, and its reference elsewhere. A backend that is given and cannot run
+raises RuntimeError. Ops raise TypeError for a wrong type or dtype, ValueError for a wrong shape, an
+empty map, mixed devices or an unknown option.
+
 `python -m ttt_kernels` prints what can run here. Importing needs torch only.
 """
 

@@ -206,15 +206,20 @@ def available() -> dict[str, dict[str, str | None]]:
         for backend, missing in (('triton', no_gpu), ('numba', None)):
             kernel = load_kernel(op, backend)
             reasons[backend] = kernel if isinstance(kernel, str) else missing
-        if reasons['triton'] is None:
-            everywhere = [why for dtypes, why in refusals(op) if len(dtypes) == len(_known.DTYPES)]
-            reasons['triton'] = everywhere[0] if everywhere else None
+        for dtypes, why in refusals(op):
+            if len(dtypes) == len(_known.DTYPES):
+                reasons['triton'] = reasons['triton'] or why
         report[op] = {**reasons, 'reference': None}
     return report
 
 
-def refusals(op: str) -> list[tuple[tuple[str, ...], str]]:
+def refusals(op: str) -> list[tuple[list[str], str]]:
     """Dtypes that the op's Triton kernel refuses on this machine's GPU, and the reasons."""
     if interpreting() or not torch.cuda.is_available():
         return []
-    return list(_known.refusals(op, torch.cuda.get_device_capability(), triton_version()))
+    reasons: dict[str, list[str]] = {}
+    for name, dtype in _known.DTYPES.items():
+        row = _known.row(op, dtype, torch.cuda.get_device_capability(), triton_version())
+        if row is not None and row.verdict == _known.REFUSED:
+            reasons.setdefault(row.why, []).append(name)
+    return [(names, why) for why, names in reasons.items()]

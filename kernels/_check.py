@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from . import _known
 
@@ -74,19 +75,6 @@ def verdicts() -> Iterator[dict[str, Any]]:
             yield json.loads(path.read_text())
 
 
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Lets one process of a machine pass at a time; all, where files cannot be locked."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):
-            import fcntl
-
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(path.open('w'))
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 @functools.cache
 def reason(op: str, dtype: torch.dtype, device: torch.device) -> str | None:
     """Reason why an op's kernel must not run on an unknown GPU, or None."""
@@ -95,7 +83,12 @@ def reason(op: str, dtype: torch.dtype, device: torch.device) -> str | None:
     key = fingerprint(op, dtype, device)
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
     path = folder() / f'{name}.json'
-    with _alone(path.with_suffix('.lock')):
+    # One process of a machine checks, the others wait for its verdict.
+    lock = FileLock(path.with_suffix('.lock'))
+    with contextlib.suppress(OSError, NotImplementedError):  # then each process for itself
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    try:
         with contextlib.suppress(OSError, ValueError, KeyError):
             return json.loads(path.read_text())['reason']
         print(
@@ -105,30 +98,28 @@ def reason(op: str, dtype: torch.dtype, device: torch.device) -> str | None:
         )
         refusal, certain = _run(op, dtype, device)
         if certain:
-            with contextlib.suppress(OSError):  # then once a process
+            with contextlib.suppress(OSError):
                 text = json.dumps({**key, 'reason': refusal, 'time': time.time()}, indent=1)
                 partial = path.with_suffix(f'.{os.getpid()}')
                 partial.write_text(text)
                 partial.replace(path)
+    finally:
+        lock.release()
     return refusal
 
 
 def command(op: str, dtype: torch.dtype, device: torch.device) -> list[str]:
     """The process that makes a check."""
-    return [sys.executable, *_module(op, dtype), '--device', str(device)]
-
-
-def _module(op: str, dtype: torch.dtype) -> list[str]:
     name = next(n for n, x in _known.DTYPES.items() if x == dtype)
-    return ['-m', 'ttt_kernels', 'check', op, '--dtype', name]
+    module = [sys.executable, '-m', 'ttt_kernels', 'check', op]
+    return [*module, '--dtype', name, '--device', str(device)]
 
 
 def _run(op: str, dtype: torch.dtype, device: torch.device) -> tuple[str | None, bool]:
     """Why the kernel must not run, or None; and whether that will be so the next time."""
-    call = command(op, dtype, device)
     env = {**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, sys.path)), VARIABLE: '0'}
     process = subprocess.Popen(
-        call,
+        command(op, dtype, device),
         env=env,
         start_new_session=True,
         stdout=subprocess.PIPE,
@@ -150,5 +141,5 @@ def _run(op: str, dtype: torch.dtype, device: torch.device) -> tuple[str | None,
         why = f'failed: {said[0]}'
         if process.returncode != FAILED:
             why = f'crashed (exit status {process.returncode}): {said[0]}'
-    how = ' '.join(['python', *_module(op, dtype)])
+    how = f'python -m ttt_kernels check {op}'
     return f'its check {why}; please report this with the output of `{how}`', True

@@ -1,7 +1,7 @@
 """Autocast and checks of arguments, for the public functions of all ops."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -110,18 +110,8 @@ def gradients_of(
     return [next(found) if d else None for d in differentiated]
 
 
-def check_not_empty(op: str, name: str, x: Tensor, **sizes: int) -> None:
-    """Raises ValueError if one of the `sizes` of `x` is 0. An empty batch is allowed."""
-    for letter, size in sizes.items():
-        if size == 0:
-            raise ValueError(
-                f'{op}: {letter} must be at least 1, got {name} of shape {tuple(x.shape)}; skip '
-                'the call where there is nothing to compute'
-            )
-
-
-def direction_letters(op: str, directions: tuple[str, ...]) -> str:
-    """Directions of scans as one string such as 'fb', as a registered op takes them."""
+def direction_letters(op: str, directions: tuple[str, ...], name: str, x: Tensor) -> str:
+    """Directions of the scans of `x` `(B, T, R, …)` as a registered op takes them, such as 'fb'."""
     if not isinstance(directions, tuple | list) or len(directions) == 0:
         raise ValueError(
             f"{op}: directions must be a non-empty tuple such as ('forward', 'backward'), "
@@ -132,6 +122,11 @@ def direction_letters(op: str, directions: tuple[str, ...]) -> str:
             raise ValueError(
                 f"{op}: a direction is 'forward' or 'backward', got {way!r} in {directions!r}"
             )
+    if x.shape[2] != len(directions):
+        raise ValueError(
+            f'{op}: {name} has R = {x.shape[2]} scans for {len(directions)} directions; give one '
+            'direction for each scan'
+        )
     return ''.join(_LETTERS[way] for way in directions)
 
 
@@ -144,15 +139,21 @@ def check_number(op: str, name: str, value: float, least: float = -math.inf) -> 
         raise ValueError(f'{op}: {name} must be a finite number{bound}, got {value!r}')
 
 
-def check_bool(op: str, name: str, value: bool) -> None:
-    """Raises TypeError unless `value` is True or False: 'no' would count as True."""
-    if not isinstance(value, bool):
-        raise TypeError(f'{op}: {name} must be True or False, got {value!r}')
+def check_damped_step(op: str, scale: float, damping: bool) -> None:
+    """Checks the options of ViT³'s inner step; a `damping` of 'no' would count as True."""
+    check_number(op, 'scale', scale)
+    if not isinstance(damping, bool):
+        raise TypeError(f'{op}: damping must be True or False, got {damping!r}')
 
 
-def check_floats(op: str, name: str, x: Tensor, meaning: str) -> None:
-    """Checks that `x` has the dimensions that `meaning` names, and a dtype of FLOATS."""
-    if x.dim() != meaning.count(',') + 1:
+def sizes_of(op: str, name: str, x: Tensor, meaning: str, at_least_1: str) -> dict[str, int]:
+    """Sizes of `x` by the letters of `meaning`, after checks of its dimensions and dtype.
+
+    Args:
+        at_least_1: Letters of sizes that must not be 0, such as 'TRHd'.
+    """
+    letters = meaning.strip('()').split(', ')
+    if x.dim() != len(letters):
         raise ValueError(
             f'{op}: {name} must have shape {meaning}, got {x.dim()} dimensions: {tuple(x.shape)}'
         )
@@ -160,14 +161,21 @@ def check_floats(op: str, name: str, x: Tensor, meaning: str) -> None:
         raise TypeError(
             f'{op}: {name} must be float32, bfloat16, float16 or float64, got {x.dtype}'
         )
+    sizes = dict(zip(letters, x.shape, strict=True))
+    for letter in at_least_1:
+        if sizes[letter] == 0:
+            raise ValueError(
+                f'{op}: {letter} must be at least 1, got {name} of shape {tuple(x.shape)}; skip '
+                'the call where there is nothing to compute'
+            )
+    return sizes
 
 
-def check_shape(op: str, name: str, x: Tensor, shape: tuple[int, ...], meaning: str) -> None:
-    """Raises ValueError unless `x` has exactly `shape`; `meaning` names its dimensions."""
-    if tuple(x.shape) != tuple(shape):
-        raise ValueError(
-            f'{op}: {name} must have shape {meaning} = {tuple(shape)}, got {tuple(x.shape)}'
-        )
+def check_shape(op: str, name: str, x: Tensor, meaning: str, sizes: Mapping[str, int]) -> None:
+    """Raises ValueError unless `x` has the sizes of the letters of `meaning`."""
+    shape = tuple(sizes[letter] for letter in meaning.strip('()').split(', '))
+    if tuple(x.shape) != shape:
+        raise ValueError(f'{op}: {name} must have shape {meaning} = {shape}, got {tuple(x.shape)}')
 
 
 def check_dtype(op: str, name: str, x: Tensor, dtype: torch.dtype, why: str) -> None:
@@ -178,38 +186,24 @@ def check_dtype(op: str, name: str, x: Tensor, dtype: torch.dtype, why: str) -> 
         )
 
 
-def pair(op: str, hw: tuple[int, int]) -> tuple[int, int]:
-    """Height and width, or a TypeError unless `hw` is two ints."""
-    if (
-        not isinstance(hw, tuple | list)
-        or len(hw) != 2
-        or not all(isinstance(n, int | torch.SymInt) and not isinstance(n, bool) for n in hw)
-    ):
-        raise TypeError(f'{op}: hw must be two ints (height, width), got {hw!r}')
-    return hw[0], hw[1]
+def check_tokens(op: str, q: Tensor, sizes: Mapping[str, int], **tokens: Tensor) -> None:
+    """Checks that the tokens have the sizes and the dtype of `q`."""
+    for name, x in tokens.items():
+        check_shape(op, name, x, f'({", ".join(sizes)})', sizes)
+        check_dtype(op, name, x, q.dtype, 'as q is')
 
 
-def check_map(op: str, name: str, x: Tensor, h: int, w: int) -> None:
-    """Raises ValueError if the map is empty, or `x` `(B, h·w, …)` has another number of pixels."""
-    if min(h, w) < 1:
-        raise ValueError(
-            f'{op}: hw must be at least (1, 1), got {(h, w)}; skip the call for an empty map'
-        )
-    if x.shape[1] != h * w:
-        raise ValueError(
-            f'{op}: hw = {(h, w)} makes {h * w} pixels, and {name} has {x.shape[1]}: '
-            f'{tuple(x.shape)}'
-        )
+def check_parameters(
+    op: str, dtype: torch.dtype, sizes: Mapping[str, int], meaning: str, **parameters: Tensor
+) -> None:
+    """Checks that parameters have the sizes of `meaning`, and the states' dtype for `dtype`."""
+    for name, x in parameters.items():
+        check_shape(op, name, x, meaning, sizes)
+        check_dtype(op, name, x, state_dtype(dtype), f'where the tokens are {dtype}')
 
 
 def check_inner_step(op: str, q: Tensor, k: Tensor, v: Tensor, **weights: Tensor) -> None:
     """Checks tokens `(B, N, H, d)` of one shape and dtype, weights `(H, d, d)` in fp32 or fp64."""
-    check_floats(op, 'q', q, '(B, N, H, d)')
-    _, tokens, heads, dim = q.shape
-    check_not_empty(op, 'q', q, N=tokens, H=heads, d=dim)
-    for name, x in (('k', k), ('v', v)):
-        check_shape(op, name, x, q.shape, '(B, N, H, d)')
-        check_dtype(op, name, x, q.dtype, 'as q is')
-    for name, x in weights.items():
-        check_shape(op, name, x, (heads, dim, dim), '(H, d, d)')
-        check_dtype(op, name, x, state_dtype(q.dtype), f'where q is {q.dtype}')
+    sizes = sizes_of(op, 'q', q, '(B, N, H, d)', 'NHd')
+    check_tokens(op, q, sizes, k=k, v=v)
+    check_parameters(op, q.dtype, sizes, '(H, d, d)', **weights)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections import deque
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,10 +49,8 @@ _STAMP = tuple((x.name, x.stat().st_mtime_ns, x.stat().st_size) for x in _SOURCE
 def jit(function: Callable) -> Callable:
     """Compiles `function` at its first call for each set of types, and keeps the result on disk.
 
-    It is kept in `__pycache__` next to the source or, if that cannot be written (a read-only
-    installation), in the user's cache (NUMBA_CACHE_DIR, else ~/.cache/numba or its equivalent). If
-    neither can be written (a full disk, a quota) or read (a truncated file), the process compiles
-    for itself and warns once.
+    numba keeps it in `__pycache__` next to the source, or in the user's cache. If neither can be
+    written (a full disk) or read (a truncated file), the process compiles for itself and warns.
     """
     try:
         kernel = numba.njit(cache=True, **_OPTIONS)(function)
@@ -72,17 +69,14 @@ def _or_compile(step: Callable[..., Any], *arguments: Any) -> Any:
         return step(*arguments)
     # A truncated pickle raises errors of any type.
     except Exception as error:
-        _warn_once(
+        warnings.warn(
             f'numba cannot read or write compiled kernels in {step.__self__.cache_path} '
             f'({type(error).__name__}: {error}), so that this process compiles its own: make room '
-            'there, delete the folder, or set NUMBA_CACHE_DIR'
+            'there, delete the folder, or set NUMBA_CACHE_DIR',
+            RuntimeWarning,
+            stacklevel=2,
         )
         return None
-
-
-@cache
-def _warn_once(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def inlined(function: Callable) -> Callable:
@@ -91,9 +85,8 @@ def inlined(function: Callable) -> Callable:
     LLVM vectorizes a loop only if 8 comparisons suffice to show that the arrays written in it
     overlap no other. So write one array in a loop, or two if there are few others.
 
-    LLVM always inlines it. As a symbol, the linker would take its own code if that was compiled in
-    this process, and the caller's copy if the caller was loaded from disk: two orders of sums, so
-    that a resumed training would differ from an uninterrupted one.
+    Inlining makes the order of sums independent of whether a caller was compiled in this process or
+    loaded from disk: for a symbol the linker has a choice of two.
     """
     unwrapped = {'no_cpython_wrapper': True, 'no_cfunc_wrapper': True, 'forceinline': True}
     options: dict[str, Any] = unwrapped | _OPTIONS
@@ -348,9 +341,9 @@ def sum_in_order(x: Tensor) -> Tensor:
     return sum(x.unbind(0), start=x.new_zeros(x.shape[1:]))
 
 
-def padded(size: int, multiple: int) -> int:
-    """`size` rounded up to a multiple of `multiple`."""
-    return -(-size // multiple) * multiple
+def padded(size: int) -> int:
+    """`size` rounded up to a multiple of COLUMNS."""
+    return -(-size // COLUMNS) * COLUMNS
 
 
 # ------------------------------------------------------------------------------------------ threads
@@ -359,31 +352,24 @@ def padded(size: int, multiple: int) -> int:
 def parallel(kernel: Callable, count: int, work: int, *args: Any) -> None:
     """Calls `kernel(start, stop, *args)` on parts of `range(count)`, on torch's threads.
 
-    At most `torch.get_num_threads()`, fewer if `work` is small: its multiply-adds, weighted by
-    their speed relative to products. Which thread takes which part is undetermined, so a kernel's
-    result must not depend on where its part begins, and no two items may write to the same memory.
+    `work` is in multiply-adds: little of it takes fewer threads. Which thread takes which part is
+    undetermined, so a result must not depend on where its part begins.
 
-    torch's threads spin between its operations, so threads of another pool would compete with them
-    for cores. So these are the same threads, from the OpenMP library that torch has loaded. Without
-    one (or with one that lacks GNU's entry points) the calling thread does everything.
+    torch's threads spin between its operations and would compete with those of another pool, so
+    these come from the OpenMP library that torch has loaded.
     """
     threads = min(torch.get_num_threads(), count, work // _WORTH_A_THREAD)
     if threads <= 1 or _start_team is None:
-        if count:
-            kernel(0, count, *args)
+        kernel(0, count, *args)
         return
     number = min(count, _PARTS_PER_THREAD * threads)
     bounds = [count * i // number for i in range(number + 1)]
-    parts = deque(pairwise(bounds))
+    parts = pairwise(bounds)
     errors = []
 
     def take_parts(_: int | None) -> None:
         try:
-            while True:
-                try:
-                    part = parts.popleft()
-                except IndexError:
-                    return
+            while part := next(parts, None):
                 kernel(*part, *args)
         except BaseException as error:  # ctypes would print the exception and continue
             errors.append(error)
@@ -393,12 +379,8 @@ def parallel(kernel: Callable, count: int, work: int, *args: Any) -> None:
         raise errors[0]
 
 
-def _find_start_team() -> Callable | None:
-    """`GOMP_parallel` of the OpenMP library that torch has loaded, or None."""
-    try:
-        return ctypes.CDLL(None).GOMP_parallel
-    except (AttributeError, OSError, TypeError):
-        return None
-
-
-_start_team = _find_start_team()
+_start_team: Callable | None
+try:
+    _start_team = ctypes.CDLL(None).GOMP_parallel
+except (AttributeError, OSError, TypeError):  # no OpenMP, or one without GNU's entry points
+    _start_team = None

@@ -1,14 +1,12 @@
-"""Writes the tables of the model zoo into documents, from configs/metafile.yml.
+"""Writes the tables of docs/model_zoo.md from configs/metafile.yml.
 
 `--recount` counts the models with their papers' images, parts and operations.
 
-example: python tools/make_model_zoo.py docs/model_zoo.md
+example: python tools/make_model_zoo.py
 """
 
-import argparse
-import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +15,12 @@ import yaml
 from torch import Tensor, nn
 
 from mmvttt.analysis.flops import count_cost
-from mmvttt.cli import command_line, plain_errors
-from mmvttt.errors import UsageError
+from mmvttt.cli import command_line
 from mmvttt.openmmlab.analysis.models import DenseForward, find_model
-from mmvttt.openmmlab.config import config_root
 
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / 'docs' / 'model_zoo.md'
+METAFILE = ROOT / 'configs' / 'metafile.yml'
 # Tables: the properties that their rows share, and the metrics in their last columns.
 _TABLES = {
     'classification': ('Image Classification', ('Top 1 Accuracy',)),
@@ -32,7 +31,7 @@ _TABLES = {
 }
 # An entry of the metafile up to the counts of its paper, and these counts.
 _ENTRY = re.compile(r'(  - Name: (\S+)\n(?:.*\n)*?      Input Size: \S+\n)(?:      Paper .*\n)*')
-_MARKED = re.compile(r'(<!-- model-zoo:(\w+)((?: \w+)*) -->\n).*?(<!-- /model-zoo -->)', re.DOTALL)
+_MARKED = re.compile(r'(<!-- model-zoo:(\w+) -->\n).*?(<!-- /model-zoo -->)', re.DOTALL)
 # Operations per element of a norm at inference in the authors' counter (fvcore).
 _NORMS = ((nn.LayerNorm, 5), (nn.modules.batchnorm._BatchNorm, 2))
 _TTT_DWCONV = 'ttt_kernels.ttt_dwconv'
@@ -81,11 +80,7 @@ class PaperCount(NamedTuple):
 
 
 def paper_count(model: Mapping[str, Any]) -> PaperCount | None:
-    """Counts a model of the metafile by its paper's convention; None if it has none.
-
-    Args:
-        model: Its entry.
-    """
+    """Counts an entry of the metafile by its paper's convention; None if it has none."""
     convention = CONVENTIONS.get(model['Metadata']['Results From'])
     if convention is None:
         return None
@@ -119,50 +114,34 @@ def _count_norms(network: nn.Module) -> list[int]:
     return found
 
 
-def load_models(metafile: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:
-    """The entries of the metafile, by default mmvttt's own."""
-    path = Path(metafile or config_root() / 'metafile.yml')
-    return yaml.safe_load(path.read_text(encoding='utf-8'))['Models']
+def load_models() -> list[dict[str, Any]]:
+    return yaml.safe_load(METAFILE.read_text(encoding='utf-8'))['Models']
 
 
-def table(models: Iterable[dict[str, Any]], kind: str, configs: str = 'configs') -> str:
-    """A table in Markdown.
-
-    Args:
-        models: Entries of the metafile.
-        kind: One of `_TABLES`, such as 'detection'.
-        configs: Path of the configs' folder from the document.
-
-    Raises:
-        UsageError: For another kind.
-    """
-    if kind not in _TABLES:
-        raise UsageError(f'there is no table {kind!r}: choose one of {", ".join(_TABLES)}')
+def table(kind: str) -> str:
+    """A table of `_TABLES` in Markdown."""
     task, metrics = _TABLES[kind]
     columns = ['config', 'image', 'parameters', 'FLOPs', 'counted as in the paper']
     columns += [f"{m} (paper's)" for m in metrics]
-    lines = [_row([*columns, 'where']), _row(['---', *['---:'] * (len(columns) - 1), '---'])]
-    for model in models:
+    rows = [[*columns, 'where'], ['---', *['---:'] * (len(columns) - 1), '---']]
+    for model in load_models():
         values = {k: v for r in model['Results'] for k, v in r['Metrics'].items()}
         # With weights: a small classifier of this project, whose results are no paper's.
         if model['Weights'] or task not in {result['Task'] for result in model['Results']}:
             continue
         meta = model['Metadata']
-        path = Path(model['Config']).name
-        lines.append(
-            _row(
-                [
-                    f'[{model["Name"]}]({configs}/{path})',
-                    meta['Input Size'].replace('x', '×'),
-                    f'{meta["Parameters"] / 1e6:.1f} M',
-                    f'{meta["FLOPs"] / 1e9:.1f} G' if 'FLOPs' in meta else '–',
-                    _as_in_the_paper(meta),
-                    *(str(values.get(metric, '–')) for metric in metrics),
-                    meta['Results From'].removeprefix('the paper ').strip('()'),
-                ]
-            )
+        rows.append(
+            [
+                f'[{model["Name"]}](../{model["Config"]})',
+                meta['Input Size'].replace('x', '×'),
+                f'{meta["Parameters"] / 1e6:.1f} M',
+                f'{meta["FLOPs"] / 1e9:.1f} G' if 'FLOPs' in meta else '–',
+                _as_in_the_paper(meta),
+                *(str(values.get(metric, '–')) for metric in metrics),
+                meta['Results From'].removeprefix('the paper ').strip('()'),
+            ]
         )
-    return '\n'.join(lines) + '\n'
+    return ''.join(f'| {" | ".join(row)} |\n' for row in rows)
 
 
 def _as_in_the_paper(meta: dict[str, Any]) -> str:
@@ -175,9 +154,7 @@ def _as_in_the_paper(meta: dict[str, Any]) -> str:
 
 def recount() -> None:
     """Counts every model by its paper's convention, and writes the counts into the metafile."""
-    path = config_root() / 'metafile.yml'
-    text = path.read_text(encoding='utf-8')
-    models = {model['Name']: model for model in load_models(path)}
+    models = {model['Name']: model for model in load_models()}
 
     def counted(entry: re.Match[str]) -> str:
         count = paper_count(models[entry[2]])
@@ -189,91 +166,21 @@ def recount() -> None:
             f'      Paper Input Size: {count.size[0]}x{count.size[1]}\n'
         )
 
-    head, mark, entries = text.partition('\nModels:\n')
-    path.write_text(head + mark + _ENTRY.sub(counted, entries), encoding='utf-8')
+    head, mark, entries = METAFILE.read_text(encoding='utf-8').partition('\nModels:\n')
+    METAFILE.write_text(head + mark + _ENTRY.sub(counted, entries), encoding='utf-8')
 
 
-def fill(text: str, models: list[dict[str, Any]], configs: str = 'configs') -> str:
-    """Replaces the tables between the markers of a document.
-
-    `<!-- model-zoo:detection -->` begins a table of all models, `<!-- model-zoo:detection A B -->`
-    a table of the named ones, and `<!-- /model-zoo -->` ends it.
-
-    Raises:
-        UsageError: There is no such table, or no model of a name.
-    """
-
-    def filled(found: re.Match[str]) -> str:
-        start, kind, names, end = found.groups()
-        return start + table(_chosen(models, names.split()), kind, configs) + end
-
-    return _MARKED.sub(filled, text)
+def filled(document: str) -> str:
+    """The document with the tables of the metafile between its markers."""
+    return _MARKED.sub(lambda match: match[1] + table(match[2]) + match[3], document)
 
 
-def _chosen(models: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
-    missing = set(names) - {model['Name'] for model in models}
-    if missing:
-        raise UsageError(f'configs/metafile.yml has no model {", ".join(sorted(missing))}')
-    return [model for model in models if not names or model['Name'] in names]
-
-
-def update(document: str | os.PathLike[str], check: bool = False) -> bool:
-    """Rewrites the tables of a document; returns whether it changed.
-
-    Args:
-        document: A Markdown file in or under the folder that contains `configs/`.
-        check: Do not write the file.
-
-    Raises:
-        UsageError: The document is missing or has no markers.
-    """
-    path = Path(document)
-    if not path.is_file():
-        raise UsageError(f'there is no document {os.fspath(document)!r}')
-    text = path.read_text(encoding='utf-8')
-    if not _MARKED.search(text):
-        raise UsageError(
-            f'{os.fspath(document)} has no <!-- model-zoo:KIND --> … <!-- /model-zoo -->, KIND one '
-            f'of {", ".join(_TABLES)}'
-        )
-    configs = os.path.relpath(config_root().resolve(), path.resolve().parent)
-    new = fill(text, load_models(), Path(configs).as_posix())
-    if new != text and not check:
-        path.write_text(new, encoding='utf-8')
-    return new != text
-
-
-def _row(cells: list[str]) -> str:
-    return f'| {" | ".join(cells)} |'
-
-
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument('documents', nargs='+', help='files with <!-- model-zoo:… --> markers')
-    parser.add_argument(
-        '--check', action='store_true', help='change nothing; fail where something would change'
-    )
-    parser.add_argument(
-        '--recount',
-        action='store_true',
-        help='count all models as their papers do, into configs/metafile.yml, first (minutes)',
-    )
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> None:
-    args = parse_args(argv)
-    with plain_errors():
-        if args.recount:
-            recount()
-        changed = [document for document in args.documents if update(document, args.check)]
-    for document in args.documents:
-        state = 'up to date'
-        if document in changed:
-            state = 'out of date' if args.check else 'written'
-        print(f'{document}: {state}')
-    if args.check and changed:
-        raise SystemExit(1)
+    parser.add_argument('--recount', action='store_true', help='count all models first (minutes)')
+    if parser.parse_args().recount:
+        recount()
+    DOCUMENT.write_text(filled(DOCUMENT.read_text(encoding='utf-8')), encoding='utf-8')
 
 
 if __name__ == '__main__':

@@ -34,20 +34,13 @@ def causal_conv(
             packed projection.
         weights: one or two `(R, C, K)`, fp32 (fp64 where x is fp64).
         directions: per scan, 'forward' or 'backward'. The output of token t stands at t in both.
-        backend: None takes the Triton kernel on a GPU where it can run, and the reference
-            elsewhere; 'triton' or 'reference' forces one.
+        backend: 'triton', 'numba' or 'reference' forces one; see `ttt_kernels`.
 
     Sums are kept in the dtype of the weights. Under autocast x goes to the autocast dtype, the
     weights stay fp32.
 
     Returns:
         One `(B, T, R, C)` for each weight, contiguous, dtype of x.
-
-    Raises:
-        TypeError: a wrong dtype or type.
-        ValueError: a wrong shape, number of weights or T = 0, mixed devices, an unknown direction
-            or backend.
-        RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
     if not 1 <= len(weights) <= 2:
         raise ValueError(f'{_NAME}: give one or two weights, got {len(weights)}')
@@ -60,25 +53,15 @@ def _definition(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> t
 
 
 def _check(x: Tensor, weight: Tensor, other: Tensor | None, directions: Any) -> Args:
-    ways = _inputs.direction_letters(_NAME, directions)
-    _inputs.check_floats(_NAME, 'x', x, '(B, T, R, C)')
-    _, tokens, scans, channels = x.shape
-    _inputs.check_not_empty(_NAME, 'x', x, T=tokens, C=channels)
-    if scans != len(ways):
-        raise ValueError(
-            f'{_NAME}: x has R = {scans} scans for {len(ways)} directions; give one direction '
-            'for each scan'
-        )
+    sizes = _inputs.sizes_of(_NAME, 'x', x, '(B, T, R, C)', 'TC')
+    ways = _inputs.direction_letters(_NAME, directions, 'x', x)
     if weight.dim() != 3 or weight.shape[2] == 0:
         raise ValueError(
             f'{_NAME}: weight must have shape (R, C, K), K ≥ 1, got {tuple(weight.shape)}'
         )
-    shape = (scans, channels, weight.shape[2])
-    for name, w in (('weight', weight), ('other', other)):
-        if w is not None:
-            _inputs.check_shape(_NAME, name, w, shape, '(R, C, K)')
-            state = _inputs.state_dtype(x.dtype)
-            _inputs.check_dtype(_NAME, name, w, state, f'where x is {x.dtype}')
+    weights = {'weight': weight} | ({} if other is None else {'other': other})
+    sizes['K'] = weight.shape[2]
+    _inputs.check_parameters(_NAME, x.dtype, sizes, '(R, C, K)', **weights)
     return x, weight, other, ways
 
 

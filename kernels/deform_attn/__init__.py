@@ -39,8 +39,7 @@ def deform_attn(
             or the dtype of `value`. Points may lie outside.
         attention_weights: `(B, Q, H, L, P)`, fp32 or the dtype of `value`; used as given, without a
             softmax.
-        backend: None takes the Triton kernel on a GPU where it can run, and the reference
-            elsewhere; 'triton' or 'reference' forces one.
+        backend: 'triton', 'numba' or 'reference' forces one; see `ttt_kernels`.
 
     Positions, weights and sums are computed in fp32 (fp64 for fp64). Autocast casts `value` but not
     the locations: half precision cannot resolve neighbouring pixels of a large image. The same
@@ -48,11 +47,6 @@ def deform_attn(
 
     Returns:
         `(B, Q, H·d)`, contiguous, dtype of `value`.
-
-    Raises:
-        TypeError: a wrong dtype or type.
-        ValueError: a wrong shape, levels that do not add up to S, mixed devices, unknown backend.
-        RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
     places, weights = sampling_locations, attention_weights
     return _call(value, spatial_shapes, None, places, weights, backend)
@@ -84,11 +78,6 @@ def deform_attn_fused(
 
     Returns:
         `(B, Q, H·d)`, contiguous, dtype of `value`.
-
-    Raises:
-        TypeError: a wrong dtype or type.
-        ValueError: a wrong shape, levels that do not add up to S, mixed devices, unknown backend.
-        RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
     if reference_points is None:
         raise TypeError(f'{_NAME}: reference_points must be a tensor, got NoneType')
@@ -139,12 +128,11 @@ def _flatten(spatial_shapes: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     if len(spatial_shapes) == 0:
         raise ValueError(f'{_NAME}: spatial_shapes must name at least one level, got none')
     for level in spatial_shapes:
-        ints = isinstance(level, tuple | list) and all(
+        if not isinstance(level, tuple | list) or [
             isinstance(x, int | torch.SymInt) and not isinstance(x, bool) for x in level
-        )
-        if not ints or len(level) != 2 or min(level) < 1:
+        ] != [True, True]:
             raise ValueError(
-                f'{_NAME}: a level of spatial_shapes is (h, w) with h, w ≥ 1, got {level!r}'
+                f'{_NAME}: a level of spatial_shapes is two ints (h, w), got {level!r}'
             )
     return tuple(size for level in spatial_shapes for size in level)
 
@@ -158,37 +146,31 @@ def _names(args: Args) -> tuple[str, ...]:
 
 def _check(*args: Any) -> Args:
     value, shapes, levels, reference_points, places, weights = args
-    _inputs.check_floats(_NAME, 'value', value, '(B, S, H, d)')
+    *_, places_name, weights_name = _names(args)
+    sizes = _inputs.sizes_of(_NAME, 'value', value, '(B, S, H, d)', 'Hd')
     if levels is None:
         reference.check_levels(value, shapes)
     else:
         _check_levels(levels)
+    points = _inputs.sizes_of(_NAME, places_name, places, '(B, Q, H, L, P, 2)', 'P')
     count = len(shapes) // 2 if levels is None else levels.shape[0]
+    sizes |= {'Q': points['Q'], 'L': count, 'P': points['P'], '2': 2}
     wide = _inputs.state_dtype(value.dtype)
-    *_, name, weights_name = _names(args)
-    x = places
-    _inputs.check_floats(_NAME, name, x, '(B, Q, H, L, P, 2)')
-    batch, _, heads, dim = value.shape
-    queries, points = x.shape[1], x.shape[4]
-    _inputs.check_not_empty(_NAME, 'value', value, H=heads, d=dim)
-    _inputs.check_not_empty(_NAME, name, x, P=points)
-    shape = (batch, queries, heads, count, points)
-    _inputs.check_shape(_NAME, name, x, (*shape, 2), '(B, Q, H, L, P, 2)')
-    _inputs.check_shape(_NAME, weights_name, weights, shape, '(B, Q, H, L, P)')
-    for label, x in ((name, places), (weights_name, weights)):
+    for name, x, meaning in (
+        (places_name, places, '(B, Q, H, L, P, 2)'),
+        (weights_name, weights, '(B, Q, H, L, P)'),
+    ):
+        _inputs.check_shape(_NAME, name, x, meaning, sizes)
         if x.dtype not in (value.dtype, wide):
             raise TypeError(
-                f'{_NAME}: {label} must be {wide} or the dtype of value ({value.dtype}), got '
+                f'{_NAME}: {name} must be {wide} or the dtype of value ({value.dtype}), got '
                 f'{x.dtype}; convert it'
             )
     if reference_points is not None:
-        x = reference_points
-        if tuple(x.shape) not in ((batch, queries, count, 2), (1, queries, count, 2)):
-            raise ValueError(
-                f'{_NAME}: reference_points must have shape (B or 1, Q, L, 2) = '
-                f'{(batch, queries, count, 2)}, got {tuple(x.shape)}'
-            )
-        _inputs.check_dtype(_NAME, 'reference_points', x, wide, 'for positions in large maps')
+        name, x = 'reference_points', reference_points
+        sizes['B or 1'] = 1 if x.shape[:1] == (1,) else sizes['B']
+        _inputs.check_shape(_NAME, name, x, '(B or 1, Q, L, 2)', sizes)
+        _inputs.check_dtype(_NAME, name, x, wide, 'for positions in large maps')
     return args
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .. import _inputs
@@ -41,38 +42,38 @@ def ttt_dwconv(
         hw: height and width of the map, python ints.
         scale: s of the inner loss; s/N is applied in fp32 after the sum over the pixels.
         damping: True as published; False takes the plain gradient.
-        backend: None takes the Triton kernel on a GPU where it can run, and the reference
-            elsewhere; 'triton' or 'reference' forces one.
+        backend: 'triton', 'numba' or 'reference' forces one; see `ttt_kernels`.
 
     Inner gradients and sums are kept in the dtype of w3. Under autocast q, k and v go to the
     autocast dtype, w3 stays fp32.
 
     Returns:
         `(B, h·w, d)`, contiguous, dtype of q.
-
-    Raises:
-        TypeError: a wrong dtype or type.
-        ValueError: a wrong shape, an empty map, mixed devices, an unknown backend.
-        RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
-    return OP(q, k, v, w3, *_inputs.pair(_NAME, hw), scale, damping, backend=backend)[0]
+    if (
+        not isinstance(hw, tuple | list)
+        or len(hw) != 2
+        or not all(isinstance(n, int | torch.SymInt) and not isinstance(n, bool) for n in hw)
+    ):
+        raise TypeError(f'{_NAME}: hw must be two ints (height, width), got {hw!r}')
+    return OP(q, k, v, w3, *hw, scale, damping, backend=backend)[0]
 
 
 def _check(
     q: Tensor, k: Tensor, v: Tensor, w3: Tensor, h: int, w: int, scale: float, damping: bool
 ) -> Args:
-    _inputs.check_floats(_NAME, 'q', q, '(B, h·w, d)')
-    dim = q.shape[2]
-    _inputs.check_map(_NAME, 'q', q, h, w)
-    _inputs.check_not_empty(_NAME, 'q', q, d=dim)
-    for name, x in (('k', k), ('v', v)):
-        _inputs.check_shape(_NAME, name, x, q.shape, '(B, h·w, d)')
-        _inputs.check_dtype(_NAME, name, x, q.dtype, 'as q is')
-    _inputs.check_shape(_NAME, 'w3', w3, (dim, 3, 3), '(d, 3, 3)')
-    state = _inputs.state_dtype(q.dtype)
-    _inputs.check_dtype(_NAME, 'w3', w3, state, f'where q is {q.dtype}')
-    _inputs.check_number(_NAME, 'scale', scale)
-    _inputs.check_bool(_NAME, 'damping', damping)
+    sizes = _inputs.sizes_of(_NAME, 'q', q, '(B, h·w, d)', 'd')
+    if min(h, w) < 1:
+        raise ValueError(
+            f'{_NAME}: hw must be at least (1, 1), got {(h, w)}; skip the call for an empty map'
+        )
+    if q.shape[1] != h * w:
+        raise ValueError(
+            f'{_NAME}: hw = {(h, w)} makes {h * w} pixels, and q has {q.shape[1]}: {tuple(q.shape)}'
+        )
+    _inputs.check_tokens(_NAME, q, sizes, k=k, v=v)
+    _inputs.check_parameters(_NAME, q.dtype, {**sizes, '3': 3}, '(d, 3, 3)', w3=w3)
+    _inputs.check_damped_step(_NAME, scale, damping)
     return q, k, v, w3, h, w, float(scale), damping
 
 

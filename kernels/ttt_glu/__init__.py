@@ -39,19 +39,13 @@ def ttt_glu(
         w1, w2: `(H, d, d)` fp32 (fp64 where q is fp64), row vectors.
         scale: s of the inner loss; s/N is applied in fp32 after the sum over the tokens.
         damping: True as published; False takes the plain gradient.
-        backend: None takes the Triton kernel on a GPU where it can run, and the reference
-            elsewhere; 'triton' or 'reference' forces one.
+        backend: 'triton', 'numba' or 'reference' forces one; see `ttt_kernels`.
 
     Inner gradients and sums are kept in the dtype of the weights. Under autocast q, k and v go to
     the autocast dtype, the weights stay fp32.
 
     Returns:
         `(B, N, H, d)`, contiguous, dtype of q.
-
-    Raises:
-        TypeError: a wrong dtype or type.
-        ValueError: a wrong shape, N = 0, mixed devices, an unknown backend.
-        RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
     return OP(q, k, v, w1, w2, scale, damping, backend=backend)[0]
 
@@ -60,8 +54,7 @@ def _check(
     q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, scale: float, damping: bool
 ) -> Args:
     _inputs.check_inner_step(_NAME, q, k, v, w1=w1, w2=w2)
-    _inputs.check_number(_NAME, 'scale', scale)
-    _inputs.check_bool(_NAME, 'damping', damping)
+    _inputs.check_damped_step(_NAME, scale, damping)
     return q, k, v, w1, w2, float(scale), damping
 
 

@@ -55,20 +55,13 @@ def ttt_linear(
             token t stands at t in both.
         mini_batch_size: tokens whose gradients share one state, ≥ 1; more than T is one mini-batch.
         eps: of the inner LayerNorm.
-        backend: None takes the Triton kernel on a GPU and the numba kernel on a CPU, where there is
-            one that can run, and the reference elsewhere; 'triton', 'numba' or 'reference' forces
-            one.
+        backend: 'triton', 'numba' or 'reference' forces one; see `ttt_kernels`.
 
     eta and the parameters are fp32 (fp64 where q is fp64) and may be expanded views. State and sums
     are kept in that dtype. Under autocast q, k and v go to the autocast dtype, the rest to fp32.
 
     Returns:
         O, `(B, T, R, H, d)`, contiguous, dtype of q.
-
-    Raises:
-        TypeError: a wrong dtype or type.
-        ValueError: a wrong shape, T = 0, mixed devices, an unknown direction or backend.
-        RuntimeError: `backend='triton'` or 'numba' where there is no such kernel, or it cannot run.
     """
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale)
     return OP(*tensors, directions, mini_batch_size, eps, backend=backend)[0]
@@ -76,41 +69,23 @@ def ttt_linear(
 
 def _check(*args: Any) -> Args:
     inputs, (directions, mini_batch_size, eps) = Inputs(*args[:9]), args[9:]
-    q, token_scale, tensors = inputs.q, inputs.token_scale, inputs._asdict()
-    ways = _inputs.direction_letters(_NAME, directions)
-    _inputs.check_floats(_NAME, 'q', q, '(B, T, R, H, d)')
-    batch, tokens, scans, heads, dim = q.shape
-    _inputs.check_not_empty(_NAME, 'q', q, T=tokens, H=heads, d=dim)
-    if scans != len(ways):
-        raise ValueError(
-            f'{_NAME}: q has R = {scans} scans for {len(ways)} directions; give one direction '
-            'for each scan'
-        )
+    q, _, _, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
+    sizes = _inputs.sizes_of(_NAME, 'q', q, '(B, T, R, H, d)', 'THd')
+    ways = _inputs.direction_letters(_NAME, directions, 'q', q)
     if isinstance(mini_batch_size, bool) or not isinstance(mini_batch_size, int | torch.SymInt):
         raise TypeError(f'{_NAME}: mini_batch_size must be an int, got {mini_batch_size!r}')
     if mini_batch_size < 1:
         raise ValueError(
             f"{_NAME}: mini_batch_size must be at least 1, got {mini_batch_size}; 16 is the paper's"
         )
-    letters = {
-        'k': ('(B, T, R, H, d)', q.shape),
-        'v': ('(B, T, R, H, d)', q.shape),
-        'eta': ('(B, T, R, H)', (batch, tokens, scans, heads)),
-        'w0': ('(R, H, d, d)', (scans, heads, dim, dim)),
-        'b0': ('(R, H, d)', (scans, heads, dim)),
-        'ln_weight': ('(R, H, d)', (scans, heads, dim)),
-        'ln_bias': ('(R, H, d)', (scans, heads, dim)),
-    }
+    _inputs.check_tokens(_NAME, q, sizes, k=inputs.k, v=inputs.v)
+    sizes['mini_batch_size'] = mini_batch_size
+    check = functools.partial(_inputs.check_parameters, _NAME, q.dtype, sizes)
+    check('(B, T, R, H)', eta=eta)
+    check('(R, H, d, d)', w0=w0)
+    check('(R, H, d)', b0=b0, ln_weight=ln_weight, ln_bias=ln_bias)
     if token_scale is not None:
-        letters['token_scale'] = ('(R, mini_batch_size)', (scans, mini_batch_size))
-    state = _inputs.state_dtype(q.dtype)
-    for name, (meaning, shape) in letters.items():
-        _inputs.check_shape(_NAME, name, tensors[name], shape, meaning)
-        if name in 'kv':
-            _inputs.check_dtype(_NAME, name, tensors[name], q.dtype, 'as q is')
-        else:
-            why = f'where q is {q.dtype}'
-            _inputs.check_dtype(_NAME, name, tensors[name], state, why)
+        check('(R, mini_batch_size)', token_scale=token_scale)
     _inputs.check_number(_NAME, 'eps', eps, least=0)
     return (*inputs, ways, mini_batch_size, float(eps))
 

@@ -14,11 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._inputs import state_dtype
-from .._numba import COLUMNS, flat, padded, parallel, sum_in_order
-from ._numba_backward import Gradients
-from ._numba_backward import backward as _backward
-from ._numba_forward import forward as _forward
-from ._numba_parts import Kept, Numbers, Parameters, Sizes, Tokens
+from .._numba import flat, padded, parallel, sum_in_order
+from . import _numba_kernels as kernels
+from ._numba_kernels import Gradients, Kept, Numbers, Parameters, Sizes, Tokens
 from .definition import Inputs
 from .reference import LEAST_EPS, kept_dtype, segment
 
@@ -42,8 +40,8 @@ def _common(
 ) -> tuple[Sizes, Numbers, Parameters]:
     """Sizes, constants and parameters for both passes."""
     _, tokens, scans, heads, dim = inputs.q.shape
-    size, columns = min(mini_batch_size, tokens), padded(dim, COLUMNS)
-    sizes = Sizes(tokens, scans, heads, size, dim, padded(size, COLUMNS), columns)
+    size, columns = min(mini_batch_size, tokens), padded(dim)
+    sizes = Sizes(tokens, scans, heads, size, dim, padded(size), columns)
     reverse = np.array([way == 'b' for way in directions])
     # Copies: FSDP cannot resize a parameter's storage that has ever had a NumPy view.
     w0, b0, gain, shift, token_scale = (x if x is None else x.detach() for x in inputs[4:])
@@ -80,7 +78,7 @@ def forward(
     if batch:
         rows, strides = flat(q, k, v, eta, o, dtype=state, lead=4)
         parallel(
-            _forward,
+            kernels.forward,
             batch * scans * heads,
             q.numel() * (3 * dim + 2 * mini_batch_size),
             sizes,
@@ -120,7 +118,7 @@ def backward(
         rows, strides = flat(q, k, v, eta, dq, deta, dtype=state, lead=4)
         (do, z_kept), _ = flat(do.contiguous(), z_kept.contiguous(), dtype=state, lead=4)
         parallel(
-            _backward,
+            kernels.backward,
             batch * scans * heads,
             q.numel() * (8 * dim + 6 * mini_batch_size),
             sizes,

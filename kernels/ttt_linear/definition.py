@@ -27,9 +27,9 @@ class Inputs(NamedTuple):
     v: Tensor
     eta: Tensor  # (B, T, R, H)
     w0: Tensor  # (R, H, d, d)
-    b0: Tensor | None  # (R, H, d); this and all that follow may be None for `primal` with `linear`
-    ln_weight: Tensor | None
-    ln_bias: Tensor | None
+    b0: Tensor  # (R, H, d)
+    ln_weight: Tensor
+    ln_bias: Tensor
     token_scale: Tensor | None  # (R, mini_batch_size); None is ones
 
 
@@ -41,18 +41,10 @@ def scan_order(x: Tensor, directions: str) -> Tensor:
     return torch.stack(scans, dim=2)
 
 
-def primal(
-    inputs: Inputs,
-    directions: str,
-    mini_batch_size: int,
-    eps: float = 1e-6,
-    linear: bool = False,
-) -> Tensor:
+def primal(inputs: Inputs, directions: str, mini_batch_size: int, eps: float = 1e-6) -> Tensor:
     """The literal definition, token by token (App. A.1): slow, differentiable.
 
-    f(x) = x + LN(xW + c) (App. B, Remarks), or with `linear` the f(x) = xW of Theorems 1 and 2 and
-    docs/theory.md, without `b0` and LayerNorm. The inner loss is ½‖f(k) − v‖², so a step ℓ = 1 is
-    the theorems' η = ½ on ‖f(k) − v‖².
+    f(x) = x + LN(xW + c) (App. B, Remarks), and the inner loss is ½‖f(k) − v‖².
 
     Returns:
         O, `(B, T, R, H, d)`.
@@ -63,18 +55,15 @@ def primal(
     q, k, v, eta = (scan_order(x.to(state), directions) for x in (q, k, v, eta))
 
     def f(w: Tensor, c: Tensor, x: Tensor) -> Tensor:
-        z = (x.unsqueeze(-2) @ w).squeeze(-2)
-        if linear:
-            return z
-        return x + F.layer_norm(z + c, (dim,), eps=eps) * ln_weight + ln_bias
+        z = (x.unsqueeze(-2) @ w).squeeze(-2) + c
+        return x + F.layer_norm(z, (dim,), eps=eps) * ln_weight + ln_bias
 
     def loss(w: Tensor, c: Tensor, key: Tensor, value: Tensor) -> Tensor:
         # A sum over independent problems: its gradient contains each problem's own.
         return (f(w, c, key) - value).square().sum() / 2
 
     descent = torch.func.grad(loss, argnums=(0, 1))
-    w = w0.expand(batch, *w0.shape)
-    c = w.new_zeros(w.shape[:-1]) if b0 is None else b0.expand(batch, *b0.shape)
+    w, c = w0.expand(batch, *w0.shape), b0.expand(batch, *b0.shape)
     outputs = []
     for start in range(0, tokens, mini_batch_size):
         sum_w, sum_c = torch.zeros_like(w), torch.zeros_like(c)
@@ -90,12 +79,7 @@ def primal(
     return scan_order(torch.stack(outputs, dim=1), directions).to(dtype)
 
 
-def dual(
-    inputs: Inputs,
-    directions: str,
-    mini_batch_size: int,
-    eps: float = 1e-6,
-) -> Tensor:
+def dual(inputs: Inputs, directions: str, mini_batch_size: int, eps: float = 1e-6) -> Tensor:
     """The dual form, a mini-batch at a time (App. A.2); differentiable by autograd.
 
     Returns:
@@ -108,10 +92,6 @@ def dual(
     q, k, v, eta = (scan_order(x.to(state), directions).movedim(1, 3) for x in (q, k, v, eta))
     tau = w0.new_ones(len(w0), mini_batch_size) if token_scale is None else token_scale
     tau = tau[:, None]
-    # None only for the linear inner model, for which `dual` is not defined.
-    assert b0 is not None
-    assert ln_weight is not None
-    assert ln_bias is not None
     weight, bias = ln_weight[:, :, None], ln_bias[:, :, None]
     w, c = w0, b0[:, :, None]
     outputs = []

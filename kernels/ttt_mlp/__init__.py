@@ -44,19 +44,13 @@ def ttt_mlp(
         loss: 'dot' (T⁵ for images) or 'l2' (DiT⁵).
         scale: s of the inner loss, d^−½ in T⁵; s/N is applied in fp32 after the sum over the
             tokens.
-        backend: None takes the Triton kernel on a GPU where it can run, and the reference
-            elsewhere; 'triton' or 'reference' forces one.
+        backend: 'triton', 'numba' or 'reference' forces one; see `ttt_kernels`.
 
     Inner gradients and sums are kept in the dtype of the weights. Under autocast q, k and v go to
     the autocast dtype, the weights stay fp32.
 
     Returns:
         `(B, N, H, d)`, contiguous, dtype of q.
-
-    Raises:
-        TypeError: a wrong dtype or type.
-        ValueError: a wrong shape, N = 0, mixed devices, an unknown loss or backend.
-        RuntimeError: `backend` is 'numba', which this op lacks, or 'triton', which cannot run.
     """
     return OP(q, k, v, w1, w2, w3, scale, loss, backend=backend)[0]
 

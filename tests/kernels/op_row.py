@@ -157,6 +157,8 @@ def bad_tokens(*names: str, missing: str) -> dict[str, Bad]:
 
 def of_state(*names: str) -> dict[str, Bad]:
     return {
-        f'{n} dtype': bad(rf'{n} must be torch\.float32 where q is', TypeError, **{n: Tensor.half})
+        f'{n} dtype': bad(
+            rf'{n} must be torch\.float32 where the tokens are', TypeError, **{n: Tensor.half}
+        )
         for n in names
     }

@@ -332,7 +332,7 @@ VALUE = {
         r"spatial_shapes must be a list of \(h, w\), got '57'", TypeError, options={'shapes': '57'}
     ),
     'no level': bad(r'at least one level', options={'shapes': []}),
-    'empty level': bad(r'h, w ≥ 1, got \(0, 4\)', options={'shapes': [(0, 4), (3, 5)]}),
+    'empty level': bad(r'h, w ≥ 1, got \[0, 4, 3, 5\]', options={'shapes': [(0, 4), (3, 5)]}),
     'tensor of floats': bad(
         r'spatial_shapes must be of torch\.int64 or torch\.int32, got torch\.float32',
         TypeError,

@@ -1,4 +1,4 @@
-"""ttt_linear: dual form, theorems, order and causality, states that are kept, FLOPs.
+"""ttt_linear: dual form, order and causality, states that are kept, FLOPs.
 
 What holds for every op is in test_ops.py.
 """
@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ttt_kernels import ttt_linear
-from ttt_kernels.ttt_linear.definition import Inputs, dual, primal
+from ttt_kernels.ttt_linear.definition import Inputs, dual
 
 # fp64 has 16 digits; sums over at most some hundred tokens and a chain of LayerNorms cost three.
 FP64 = 1e-12
@@ -30,35 +30,6 @@ def test_the_dual_form_agrees_with_every_gradient(tokens, size):
     actual = with_gradients(lambda x: dual(Inputs(**x), 'fb', size, 1e-6), inputs)
     assert expected[1].keys() == set(NAMES)
     assert_same(actual, expected, FP64)
-
-
-def linear_inner(size, tokens=11):
-    """The plain linear inner model of the theorems: W₀ = 0 and steps of 1 on ½‖·‖² (η = ½)."""
-    q, k, v = (make(tokens, 'f', dim=5)[n] for n in 'qkv')
-    eta = torch.ones(q.shape[:-1], dtype=q.dtype)
-    w0 = torch.zeros(1, 2, 5, 5, dtype=q.dtype)
-    args = (q, k, v, eta, w0, None, None, None, None)
-    return q, k, v, primal(Inputs(*args), 'f', size, linear=True)
-
-
-def test_theorem_1_batch_descent_is_linear_attention():
-    q, k, v, actual = linear_inner(size=11)
-    scores = torch.einsum('btrhd,bsrhd->brhts', q, k).tril()
-    expected = torch.einsum('brhts,bsrhd->btrhd', scores, v)
-    assert error(actual, expected) < FP64
-
-
-def test_theorem_2_online_descent_adapts_the_values():
-    q, k, v, actual = linear_inner(size=1)
-    states = [torch.zeros(2, 1, 2, 5, 5, dtype=q.dtype)]
-    adapted = []
-    for t in range(q.shape[1]):
-        adapted.append(v[:, t] - torch.einsum('brhi,brhij->brhj', k[:, t], states[-1]))
-        states.append(states[-1] + torch.einsum('brhi,brhj->brhij', k[:, t], adapted[-1]))
-    scores = torch.einsum('btrhd,bsrhd->brhts', q, k).tril()
-    expected = torch.einsum('brhts,bsrhd->btrhd', scores, torch.stack(adapted, 1))
-    assert error(actual, expected) < FP64
-    assert error(linear_inner(size=11)[3], expected) > 0.1
 
 
 # -------------------------------------------------------------------------- order, masks, causality
