@@ -69,8 +69,8 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
         DataError: The config's data is missing or makes no sense.
         ResumeError: The config has `resume`, but there is no good checkpoint.
     """
-    sets = [data for data in datasets_of(cfg) if data.split != 'test']
-    require_same_training(cfg, sets)
+    sets = datasets_of(cfg)
+    require_same_training(cfg, [data for data in sets if data.split != 'test'])
     require_free(cfg.work_dir)
     files, checkpoint = states(cfg.work_dir), choose_checkpoint(cfg)
     check_data(cfg, ('train', 'val'), sets)

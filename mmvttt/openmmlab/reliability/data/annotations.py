@@ -69,7 +69,7 @@ def check_data(
     check_paths(sets, splits)
     for text in other_annotations(sets, splits):
         _log(text)
-    for findings in check_annotations(cfg, splits, thorough=False, sets=sets):
+    for findings in _findings(cfg, sets, splits, Scope(False, True, _all)):
         if findings.errors:
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         for warning in findings.warnings:
@@ -139,12 +139,16 @@ def check_annotations(
     thorough: bool = True,
     images: bool = True,
     progress: Callable[..., Iterable] = _all,
-    sets: Sequence[DatasetConfig] | None = None,
 ) -> Iterator[Findings]:
     """Yields the findings in each data set of a supported format; the options are `Scope`'s."""
-    scope = Scope(thorough, images, progress)
+    yield from _findings(cfg, datasets_of(cfg), splits, Scope(thorough, images, progress))
+
+
+def _findings(
+    cfg: Config, sets: Sequence[DatasetConfig], splits: Sequence[str], scope: Scope
+) -> Iterator[Findings]:
     checked: list[tuple[DatasetConfig, Findings]] = []
-    for data in datasets_of(cfg) if sets is None else sets:
+    for data in sets:
         toolbox = data.toolbox if data.split in splits and not data.metric else None
         if toolbox is None or data.remote or data.config in [other.config for other, _ in checked]:
             continue
@@ -166,7 +170,7 @@ def check_annotations(
             else:
                 reads = replace(scope, images=scope.images and data.reads_files)
                 heads = _heads_of(cfg, _HEADS[toolbox])
-                _CHECKS[toolbox](cfg, data, dataset, heads, findings, reads)
+                _CHECKS[toolbox](cfg, sets, data, dataset, heads, findings, reads)
         for former, other in checked:
             _compare_files(former, other, data, findings)
         if checked and findings.classes is not None:
@@ -195,11 +199,16 @@ def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
 
 
 def _check_boxes(
-    cfg: Config, data: DatasetConfig, dataset: Any, heads: Heads, findings: Findings, scope: Scope
+    cfg: Config,
+    sets: Sequence[DatasetConfig],
+    data: DatasetConfig,
+    dataset: Any,
+    heads: Heads,
+    findings: Findings,
+    scope: Scope,
 ) -> None:
     classes = dataset.metainfo.get('classes') or ()
     test_cfg = (cfg.get('model') or {}).get('test_cfg') or {}
-    sets = datasets_of(cfg)
     folder = [data.paths.get(key) for key in ('data_root', 'data_prefix.img')]
     check_coco(
         dataset.ann_file,
@@ -228,7 +237,13 @@ def _check_boxes(
 
 
 def _check_maps(
-    cfg: Config, data: DatasetConfig, dataset: Any, heads: Heads, findings: Findings, scope: Scope
+    cfg: Config,
+    sets: Sequence[DatasetConfig],
+    data: DatasetConfig,
+    dataset: Any,
+    heads: Heads,
+    findings: Findings,
+    scope: Scope,
 ) -> None:
     classes = dataset.metainfo.get('classes')
     for key, head in heads.items():
@@ -246,7 +261,13 @@ def _check_maps(
 
 
 def _check_pictures(
-    cfg: Config, data: DatasetConfig, dataset: Any, heads: Heads, findings: Findings, scope: Scope
+    cfg: Config,
+    sets: Sequence[DatasetConfig],
+    data: DatasetConfig,
+    dataset: Any,
+    heads: Heads,
+    findings: Findings,
+    scope: Scope,
 ) -> None:
     counts = _class_counts(heads)
     check_folders(dataset, next(iter(counts.values()), None), findings, scope)
