@@ -21,6 +21,3 @@ def test_every_module_config_and_tool_is_in_it(wheel_files: set[str]) -> None:
     assert wheel_files == expected | {'mmvttt.pth', 'mmvttt_startup.py'}
 
 
-def test_nothing_for_kernel_makers_is_in_it(wheel_files: set[str]) -> None:
-    assert not [name for name in wheel_files if '/dev/' in name or name.endswith(('.json', '.csv'))]
-    assert not [name for name in wheel_files if Path(name).name in {'gpu_check.py'}]
