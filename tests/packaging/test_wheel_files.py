@@ -19,5 +19,3 @@ def test_every_module_config_and_tool_is_in_it(wheel_files: set[str]) -> None:
     expected |= sources('mmvttt/checkpoints/weights')
     expected |= {f'ttt_{p}' for p in sources('kernels', '*.py')}
     assert wheel_files == expected | {'mmvttt.pth', 'mmvttt_startup.py'}
-
-
