@@ -6,10 +6,8 @@
     python tools/gpu_check.py --out DIR --part times     # wall, GPU and host time of models
     python tools/gpu_check.py --out DIR --part sanitizer # compute-sanitizer, if it is on the PATH
 
-The most important answers come first, and each part is useful without the others. Results are in
-DIR as soon as a step ends: `gpu_check.log`, and tables that name the GPU and the versions. Tests
-run in several processes, and models compile side by side before they are timed one after the other.
-A step that runs out of time is interrupted and reports what it has.
+Results are in DIR as soon as a step ends: `gpu_check.log`, and tables that name the GPU and the
+versions. A step that runs out of time is interrupted and reports what it has.
 
 The exit status is 1 if something failed. Needs torch, Triton, timm and pytest; mmvttt need not be
 installed: it and `ttt_kernels` are imported from this repository.
@@ -20,7 +18,6 @@ import importlib.util
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -39,6 +36,8 @@ TESTS = {
     'models': (('tests/numbers/test_models.py', 'tests/models/test_*.py'), 150),
     'ops': (('tests/kernels/test_*.py', 'tests/numbers/test_ops.py'), 220),
 }
+# Processes that test side by side.
+PROCESSES = 6
 # Seconds in which an interrupted process reports.
 GRACE = 15
 PYTEST = ('-m', 'pytest', '-p', 'no:cacheprovider', '-m', 'gpu')
@@ -57,8 +56,8 @@ HOST = ROOT / 'tools' / 'dev' / 'host_time.py'
 class Check:
     """Runs steps, forwards their output to the screen and to a log, and counts failures."""
 
-    def __init__(self, out: Path, log: TextIO, env: dict[str, str], processes: int) -> None:
-        self.out, self.log, self.env, self.processes = out, log, env, processes
+    def __init__(self, out: Path, log: TextIO, env: dict[str, str]) -> None:
+        self.out, self.log, self.env = out, log, env
         self.failed: list[str] = []
         self.lock = threading.Lock()
 
@@ -74,14 +73,14 @@ class Check:
         commands: Sequence[Sequence[str]],
         seconds: float,
         under: Sequence[str] = (),
-        end: signal.Signals = signal.SIGINT,
-    ) -> bool:
-        """Runs Python with each of the commands side by side; True if all succeed in time."""
+    ) -> None:
+        """Runs Python with each of the commands side by side."""
         self.say(f'== {title}')
         start = time.monotonic()
+        limit = ('timeout', '--foreground', '--signal=INT', f'--kill-after={GRACE}', f'{seconds}')
         processes = [
             subprocess.Popen(
-                [*under, sys.executable, *command],
+                [*limit, *under, sys.executable, *command],
                 cwd=ROOT,
                 env=self.env,
                 stdout=subprocess.PIPE,
@@ -90,29 +89,16 @@ class Check:
             )
             for command in commands
         ]
-        timers = [threading.Timer(seconds, p.send_signal, (end,)) for p in processes]
-        timers += [threading.Timer(seconds + GRACE, p.kill) for p in processes]
         readers = [threading.Thread(target=self._forward, args=(p.stdout,)) for p in processes]
-        for thread in (*timers, *readers):
-            thread.start()
-        try:
-            codes = [p.wait() for p in processes]
-        except KeyboardInterrupt:
-            for p in processes:
-                p.send_signal(end)
-            raise
-        finally:
-            for timer in timers:
-                timer.cancel()
+        for reader in readers:
+            reader.start()
         for reader in readers:
             reader.join()
-        took = time.monotonic() - start
-        wrong = [code for code in codes if code]
-        result = 'ok' if not wrong else 'out of time' if took >= seconds else f'failed {wrong}'
-        self.say(f'== {title}: {result} after {took:.0f} s')
+        wrong = [code for code in (p.wait() for p in processes) if code]
+        result = 'ok' if not wrong else 'out of time' if 124 in wrong else f'failed {wrong}'
+        self.say(f'== {title}: {result} after {time.monotonic() - start:.0f} s')
         if wrong:
             self.failed.append(title)
-        return not wrong
 
     def _forward(self, output: TextIO) -> None:
         for line in output:
@@ -133,7 +119,7 @@ class Check:
             self.say(done.stdout[-3000:] + done.stderr[-3000:])
             self.failed.append(f'{part}: no tests')
             return
-        shares = share(names, self.processes)
+        shares = share(names)
         reports = [self.out / f'{part}_{i}.xml' for i in range(len(shares))]
         commands = [
             (*PYTEST, f'--junitxml={report}', *names)
@@ -163,8 +149,7 @@ class Check:
         self.run('compilation of the models, side by side', warm, 90)
         command = (str(TIMES), *MODELS, '--out', str(self.out / 'gpu_models.csv'))
         self.run('times of models', [command], 150)
-        if HOST.exists():
-            self.run('host time', [(str(HOST), '--out', str(self.out))], 60)
+        self.run('host time', [(str(HOST), '--out', str(self.out))], 60)
 
 
 def files(part: str) -> list[Path]:
@@ -173,7 +158,7 @@ def files(part: str) -> list[Path]:
     return [path for path in paths if 'pytest.mark.gpu' in path.read_text(encoding='utf-8')]
 
 
-def share(names: Sequence[str], processes: int) -> list[list[str]]:
+def share(names: Sequence[str]) -> list[list[str]]:
     """Test names for each process; what compiles the same kernels stays together."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -181,7 +166,7 @@ def share(names: Sequence[str], processes: int) -> list[list[str]]:
         function, _, parameters = rest.partition('[')
         key = re.match(r'[a-zA-Z]+_\w+', parameters)
         groups[f'{file} {key[0] if key else function}'].append(name)
-    shares: list[list[str]] = [[] for _ in range(processes)]
+    shares: list[list[str]] = [[] for _ in range(PROCESSES)]
     for group in sorted(groups.values(), key=len, reverse=True):
         min(shares, key=len).extend(group)
     return [part for part in shares if part]
@@ -222,7 +207,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--out', type=Path, default=ROOT / 'work_dirs' / 'gpu_check')
     parser.add_argument('--part', choices=(*TESTS, 'times', 'sanitizer'), help='only this part')
-    parser.add_argument('--processes', type=int, default=6, help='that test side by side')
     args = parser.parse_args()
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
@@ -236,11 +220,10 @@ def main() -> int:
             'kernels on one; `make test` tests them without.'
         )
         return 1
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, (out / 'gpu_check.log').open('a') as log:
-        check = Check(out, log, environment(Path(folder)), args.processes)
+        check = Check(out, log, environment(Path(folder)))
         versions = f'torch {torch.__version__}, CUDA {torch.version.cuda}'
         check.say(f'{torch.cuda.get_device_name()}, {versions}')
         for part in TESTS:

@@ -18,7 +18,7 @@ pytestmark = [
         os.environ.get('TRITON_INTERPRET') == '1', reason='the interpreter compiles nothing'
     ),
 ]
-STORE, COPY = 'st.shared.b32 [%r1], %r2;', 'cp.async.cg.shared.global [%r1], [%rd1], 16;'
+COPY = 'cp.async.cg.shared.global [%r1], [%rd1], 16;'
 WAIT, FENCE = 'cp.async.wait_group 0;', 'fence.proxy.async.shared::cta;'
 PRODUCTS = (
     'wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16\n{%r3, %r4}, %rd2, %rd3, 0, 1, 1, 0, 0;',
@@ -62,29 +62,26 @@ def test_another_number_of_tokens_heads_or_images_compiles_nothing_new():
 
 @pytest.mark.parametrize('product', PRODUCTS)
 @pytest.mark.parametrize(
-    ('lines', 'copied', 'stored'),
+    ('lines', 'unfenced'),
     [
-        ([STORE, FENCE, 'bar.sync 0;'], 0, 0),
-        ([STORE, 'bar.sync 0;', FENCE], 0, 0),
-        ([STORE, 'bar.sync 0;'], 0, 1),
-        (['stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r1], {%r2};'], 0, 1),
-        ([COPY, WAIT, FENCE], 0, 0),
-        ([COPY, FENCE, WAIT], 1, 0),
-        ([COPY, FENCE], 0, 0),  # nothing waits for the copy, so nothing reads it
-        (['@%p3 bra $L1;', FENCE, '$L1:'], 0, 0),
-        ([STORE, '@%p3 bra $L1;', FENCE, '$L1:'], 0, 1),
-        ([STORE, FENCE, '$L1:', STORE, FENCE, '@%p3 bra $L1;'], 0, 0),
+        ([COPY, WAIT, FENCE], 0),
+        ([COPY, WAIT, 'bar.sync 0;', FENCE], 0),
+        ([COPY, WAIT, 'bar.sync 0;'], 1),
+        ([COPY, FENCE, WAIT], 1),
+        ([COPY, FENCE], 0),  # nothing waits for the copy, so nothing reads it
+        (['@%p3 bra $L1;', FENCE, '$L1:'], 0),
+        ([COPY, WAIT, '@%p3 bra $L1;', FENCE, '$L1:'], 1),
+        ([COPY, WAIT, FENCE, '$L1:', COPY, WAIT, FENCE, '@%p3 bra $L1;'], 0),
     ],
 )
-def test_every_way_to_a_product_needs_a_fence(lines, copied, stored, product):
+def test_every_way_to_a_product_needs_a_fence(lines, unfenced, product):
     ptx = '\n'.join(['.visible .entry k(', '.param .u64 p', ')', '{', *lines, product, 'ret;', '}'])
-    assert compile_kernels.unfenced_products(ptx) == copied
-    assert compile_kernels.unfenced_products(ptx, 'stored') == stored
+    assert compile_kernels.unfenced_products(ptx) == unfenced
 
 
 def test_a_later_round_of_a_loop_needs_a_fence_too():
-    ptx = '\n'.join(['{', '$L1:', PRODUCTS[0], STORE, '@%p3 bra $L1;', 'ret;', '}'])
-    assert compile_kernels.unfenced_products(ptx, 'stored') == 1
+    ptx = '\n'.join(['{', '$L1:', PRODUCTS[0], COPY, WAIT, '@%p3 bra $L1;', 'ret;', '}'])
+    assert compile_kernels.unfenced_products(ptx) == 1
 
 
 def test_a_larger_figure_is_worse():

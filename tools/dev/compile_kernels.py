@@ -231,7 +231,6 @@ def count(compiled: CompiledKernel) -> Figures:
 
 # ---------------------------------------------------------------------------------- proxy fences
 
-_WRITE = re.compile(r'(?:st|red|atom)\.(?:\w+\.)*shared|stmatrix\.')
 _COPY = re.compile(r'cp\.async\.c[ag]\.')
 _WAIT = re.compile(r'cp\.async\.wait_(?:group|all)')
 _READ = re.compile(
@@ -241,24 +240,22 @@ _JUMP = re.compile(r'(@!?%\w+\s+)?bra(?:\.uni)?\s+(\$\w+)')
 
 
 def _after(text: str, state: frozenset[str]) -> frozenset[str]:
-    """Writes that the asynchronous proxy has not seen after an instruction."""
+    """Copies that the asynchronous proxy has not seen after an instruction: under way, or done."""
     if text.startswith('fence.proxy.async'):
-        return state - {'copied', 'stored'}
-    if _WRITE.match(text):
-        return state | {'stored'}
+        return state - {'done'}
     if _COPY.match(text):
-        return state | {'flying'}
-    if _WAIT.match(text) and 'flying' in state:
-        return state | {'copied'}
+        return state | {'under way'}
+    if _WAIT.match(text) and 'under way' in state:
+        return state | {'done'}
     return state
 
 
-def unfenced_products(ptx: str, after: str = 'copied') -> int:
-    """Products (WGMMA, tcgen05) that may read shared memory before a proxy fence.
+def unfenced_products(ptx: str) -> int:
+    """Products (WGMMA, tcgen05) that may read what cp.async copied before a proxy fence.
 
-    They read it by the asynchronous proxy (PTX ISA, "Async Proxy"). What cp.async copied
-    (`after='copied'`) or threads stored (`'stored'`) needs `fence.proxy.async` first, on every way
-    through the kernel. Addresses are not compared: a store of other bytes counts too.
+    They read shared memory by the asynchronous proxy (PTX ISA, "Async Proxy"), which needs
+    `fence.proxy.async` on every way through the kernel. Addresses are not compared: a copy of other
+    bytes counts too.
     """
     lines = [re.sub(r'^\s*(\$\w+):', r'\1:;', line.partition('//')[0]) for line in ptx.splitlines()]
     text = ' '.join(line.strip() for line in lines if not line.lstrip().startswith('.'))
@@ -280,7 +277,7 @@ def unfenced_products(ptx: str, after: str = 'copied') -> int:
             continue
         ways.append((at + 1, _after(re.sub(r'^@!?%\w+\s+', '', code[at]), merged)))
     products = (s for text, s in zip(code, states, strict=False) if _READ.search(text))
-    return sum(state is not None and after in state for state in products)
+    return sum(state is not None and 'done' in state for state in products)
 
 
 # ---------------------------------------------------------------------------------------- table

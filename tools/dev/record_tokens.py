@@ -8,11 +8,12 @@ tests draw their inputs from these rows (tests/kernels/model_inputs.py).
 
 import argparse
 import csv
-import inspect
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+from unittest import mock
 
 import skimage.data
 import timm
@@ -22,9 +23,8 @@ from torch import Tensor, nn
 
 import mmvttt
 import mmvttt.models.timm
-import ttt_kernels
+from ttt_kernels._op import Op
 
-OPS = ('ttt_linear', 'causal_conv', 'ttt_glu', 'ttt_dwconv', 'ttt_mlp', 'deform_attn_fused')
 TOKENS = ('q', 'k', 'v', 'x', 'value')
 SIZES = ((224, 224), (224, 352))
 MODELS = {
@@ -40,32 +40,19 @@ COLUMNS = ('op', 'model', 'weights', 'input', 'size', 'least', 'most', 'neighbou
 
 @contextmanager
 def recorded() -> Iterator[dict[tuple[str, str], list[Tensor]]]:
-    """Collects the floating-point inputs of every op called by a layer: by op and input's name."""
-    inputs = defaultdict(list)
+    """Collects the floating-point inputs of all calls of ops, by op and input's name."""
+    inputs, call = defaultdict(list), Op.__call__
 
-    def recorder(op: str, function: Callable) -> Callable:
-        signature = inspect.signature(function)
+    def record(op: Op, *args: Any, **options: Any) -> tuple[Tensor, ...]:
+        names = op.names if op.public_names is None else op.public_names(args)
+        function = op.name + '_fused' * ('sampling_offsets' in names)
+        for name, x in zip(names, args, strict=True):
+            if isinstance(x, Tensor) and x.is_floating_point():
+                inputs[function, name].append(x.detach())
+        return call(op, *args, **options)
 
-        def call(*args: object, **kwargs: object) -> object:
-            for name, x in signature.bind(*args, **kwargs).arguments.items():
-                if isinstance(x, Tensor) and x.is_floating_point():
-                    inputs[op, name].append(x.detach())
-            return function(*args, **kwargs)
-
-        return call
-
-    patched = []
-    for op in OPS:
-        function = getattr(ttt_kernels, op)
-        for module in [m for n, m in sys.modules.items() if n.startswith('mmvttt.')]:
-            if vars(module).get(op) is function:
-                setattr(module, op, recorder(op, function))
-                patched.append((module, op, function))
-    try:
+    with mock.patch.object(Op, '__call__', record):
         yield inputs
-    finally:
-        for module, op, function in patched:
-            setattr(module, op, function)
 
 
 def photographs(size: tuple[int, int]) -> Tensor:
