@@ -10,50 +10,37 @@ example: python tools/analyze_logs.py work_dirs/demo --metrics coco/bbox_mAP
 import os
 from pathlib import Path
 
-from mmvttt.analysis.curves import (
-    plot_curves,
-    read_scalars,
-    scalar_rows,
-    spread_table,
-    summary,
-)
+from mmvttt import cli
+from mmvttt.analysis import curves
 from mmvttt.analysis.tables import write_csv
-from mmvttt.cli import command_line, new_file
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = command_line(__doc__)
-    parser.add_argument('work_dirs', nargs='+', help='the --work-dir of runs of tools/train.py')
-    parser.add_argument(
-        '--metrics', nargs='+', help='evaluated scalars, e.g. coco/bbox_mAP_50 (default: all)'
-    )
-    parser.add_argument(
-        '--out',
-        type=new_file,
-        help='image file (default: curves.png in the work directory of the first run)',
-    )
-    parser.add_argument(
-        '--csv', type=new_file, metavar='FILE', help='also write the numbers to this file'
-    )
+    parser = cli.command_line(__doc__)
+    add = parser.add_argument
+    add('work_dirs', nargs='+', help='the --work-dir of runs of tools/train.py')
+    add('--metrics', nargs='+', help='evaluated scalars, e.g. coco/bbox_mAP_50 (default: all)')
+    help = 'image file (default: curves.png in the work directory of the first run)'
+    add('--out', type=cli.new_file, help=help)
+    add('--csv', type=cli.new_file, metavar='FILE', help='also write the numbers to this file')
     args = parser.parse_args(argv)
     try:
-        runs = {_name(folder): read_scalars(folder) for folder in args.work_dirs}
+        # Named without the path that all runs of a machine share.
+        runs = {
+            os.path.relpath(folder).removeprefix('work_dirs/'): curves.read_scalars(folder)
+            for folder in args.work_dirs
+        }
         out = args.out or Path(args.work_dirs[0]) / 'curves.png'
-        out = plot_curves(runs, out, args.metrics)
+        out = curves.plot_curves(runs, out, args.metrics)
         if args.csv:
-            write_csv(scalar_rows(runs, args.metrics), args.csv)
+            write_csv(curves.scalar_rows(runs, args.metrics), args.csv)
     except (FileNotFoundError, KeyError, ValueError) as error:
         parser.exit(1, f'{error.args[0]}\n')
     if len(runs) > 1:
-        print(spread_table(runs, args.metrics))
+        print(curves.spread_table(runs, args.metrics))
     else:
-        print(summary(*next(iter(runs.values())), args.metrics))
+        print(curves.summary(*next(iter(runs.values())), args.metrics))
     print(f'curves: {out}')
-
-
-def _name(folder: str) -> str:
-    """A run's folder without the path that all runs of a machine share."""
-    return os.path.relpath(folder).removeprefix('work_dirs/')
 
 
 if __name__ == '__main__':

@@ -32,7 +32,7 @@ from mmvttt.named_model import image_channels
 DTYPES = ('float32', 'bfloat16', 'float16')
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = cli.command_line(__doc__)
     add = parser.add_argument
     add('models', nargs='*', help="configs, names of ours, or models of timm's registry")
@@ -59,7 +59,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add('--out', type=cli.new_file, default='work_dirs/benchmark.csv', help='the CSV')
     add('--plot', type=cli.new_file, help='an image file to draw, e.g. work_dirs/benchmark.png')
     cli.add_cfg_options(parser)
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     if not args.models + args.files:
         parser.error('give models or exported files')
     if (args.files or args.cuda_graph) and (args.train or args.computed):
@@ -88,8 +88,8 @@ def networks(args: argparse.Namespace) -> Iterator[tuple[str, str, nn.Module]]:
         yield Path(path).stem, file.runtime, file
 
 
-def main(argv: list[str] | None = None) -> None:
-    args = parse_args(argv)
+def main() -> None:
+    args = parse_args()
     sizes = [tuple(args.shape)] if args.shape else [(side, side) for side in args.sizes]
     mode = 'training' if args.train else 'inference'
     rows: list[dict[str, Any]] = []

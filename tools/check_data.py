@@ -6,51 +6,41 @@ data that a training silently drops.
 example: python tools/check_data.py configs/maskrcnn_vittt_t_pennfudan.py
 """
 
-import argparse
 from functools import partial
 
 from rich.console import Console
 from rich.progress import track
 
-from mmvttt.cli import add_cfg_options, add_config, command_line, plain_errors, printable
+from mmvttt import cli
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.config import load_config
-from mmvttt.openmmlab.reliability.data.annotations import (
-    check_annotations,
-    check_paths,
-    other_annotations,
-)
+from mmvttt.openmmlab.reliability.data import annotations
 from mmvttt.openmmlab.reliability.data.dataset_config import datasets_of
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = command_line(__doc__)
-    add_config(parser)
+def main() -> None:
+    parser = cli.command_line(__doc__)
+    cli.add_config(parser)
     parser.add_argument(
-        '--splits', nargs='+', choices=('train', 'val', 'test'), default=['train', 'val', 'test']
+        '--splits', nargs='+', choices=annotations.SPLITS, default=annotations.SPLITS
     )
-    parser.add_argument(
-        '--no-images', action='store_true', help='do not decode the images: seconds, not minutes'
-    )
-    add_cfg_options(parser)
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> None:
-    args = parse_args(argv)
+    help = 'do not decode the images: seconds, not minutes'
+    parser.add_argument('--no-images', action='store_true', help=help)
+    cli.add_cfg_options(parser)
+    args = parser.parse_args()
     checked = wrong = 0
     progress = partial(track, description='files', console=Console(stderr=True), transient=True)
-    with plain_errors():
+    with cli.plain_errors():
         config = load_config(args.config, cfg_options=args.cfg_options)
         sets = datasets_of(config)
-        check_paths(sets, args.splits)
-        others = list(other_annotations(sets, args.splits))
+        annotations.check_paths(sets, args.splits)
+        others = list(annotations.other_annotations(sets, args.splits))
         for text in others:
-            print(printable(f'error: {text}'))
-        for findings in check_annotations(
+            print(cli.printable(f'error: {text}'))
+        for findings in annotations.check_annotations(
             config, args.splits, images=not args.no_images, progress=progress
         ):
-            print(printable(findings))
+            print(cli.printable(findings))
             checked += 1
             wrong += bool(findings.errors)
         if not checked:

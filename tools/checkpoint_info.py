@@ -5,25 +5,18 @@ See mmvttt.checkpoints.publish.
 example: python tools/checkpoint_info.py work_dirs/vittt_s_in1k/epoch_300.pth --depth 3
 """
 
-import argparse
-
+from mmvttt import cli
 from mmvttt.checkpoints.publish import describe_checkpoint
-from mmvttt.cli import command_line, plain_errors, positive, printable
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = command_line(__doc__)
+def main() -> None:
+    parser = cli.command_line(__doc__)
     parser.add_argument('checkpoint', help='a file, URL or name on a hub')
-    parser.add_argument(
-        '--depth', type=positive, default=2, help='levels of modules to list; default: 2'
-    )
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> None:
-    args = parse_args(argv)
-    with plain_errors():
-        print(printable(describe_checkpoint(args.checkpoint, args.depth)))
+    help = 'levels of modules to list; default: 2'
+    parser.add_argument('--depth', type=cli.positive, default=2, help=help)
+    args = parser.parse_args()
+    with cli.plain_errors():
+        print(cli.printable(describe_checkpoint(args.checkpoint, args.depth)))
 
 
 if __name__ == '__main__':

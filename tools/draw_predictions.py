@@ -6,45 +6,14 @@ annotations.
 example: python tools/draw_predictions.py configs/maskrcnn_vittt_demo.py work_dirs/demo
 """
 
-import argparse
 from pathlib import Path
 
-from mmvttt.cli import (
-    add_cfg_options,
-    add_config,
-    add_device,
-    command_line,
-    new_folder,
-    plain_errors,
-    positive,
-)
+from mmvttt import cli
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.predictions import draw_predictions, tile
 from mmvttt.openmmlab.config import load_config
 from mmvttt.openmmlab.reliability.data.annotations import check_data
 from mmvttt.openmmlab.reliability.resume import latest_checkpoint
-
-
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = command_line(__doc__)
-    add_config(parser)
-    parser.add_argument('checkpoint', help='a checkpoint, or a work directory for its latest one')
-    parser.add_argument(
-        '--out', type=new_folder, help='folder of the pictures; default: predictions/ next to it'
-    )
-    parser.add_argument(
-        '--num-images', type=positive, default=12, help='images, spread over the test set'
-    )
-    parser.add_argument(
-        '--grid',
-        type=positive,
-        metavar='N',
-        help='draw the first N images instead, and one picture of all',
-    )
-    parser.add_argument('--score-thr', type=float, default=0.3, help='draw from this score on')
-    add_device(parser)
-    add_cfg_options(parser)
-    return parser.parse_args(argv)
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -55,9 +24,22 @@ def find_checkpoint(path: Path) -> Path:
     return Path(latest)
 
 
-def main(argv: list[str] | None = None) -> None:
-    args = parse_args(argv)
-    with plain_errors():
+def main() -> None:
+    parser = cli.command_line(__doc__)
+    cli.add_config(parser)
+    add = parser.add_argument
+    add('checkpoint', help='a checkpoint, or a work directory for its latest one')
+    help = 'folder of the pictures; default: predictions/ next to it'
+    add('--out', type=cli.new_folder, help=help)
+    help = 'images, spread over the test set'
+    add('--num-images', type=cli.positive, default=12, help=help)
+    help = 'draw the first N images instead, and one picture of all'
+    add('--grid', type=cli.positive, metavar='N', help=help)
+    add('--score-thr', type=float, default=0.3, help='draw from this score on')
+    cli.add_device(parser)
+    cli.add_cfg_options(parser)
+    args = parser.parse_args()
+    with cli.plain_errors():
         config = load_config(args.config, cfg_options=args.cfg_options)
         check_data(config, ('test',))
         checkpoint = find_checkpoint(Path(args.checkpoint))

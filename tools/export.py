@@ -10,47 +10,33 @@ example: python tools/export.py vittt_t_in1k --checkpoint epoch_300.pth --out vi
              --predictions --shape 800 1344 --images photo.jpg
 """
 
-import argparse
-
-from mmvttt.cli import add_cfg_options, add_shape, command_line, new_file, plain_errors
+from mmvttt import cli
 from mmvttt.deploy.export import require_format
 from mmvttt.deploy.model_file import write_model
 from mmvttt.named_model import find_timm, is_timm
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = command_line(__doc__)
-    parser.add_argument('model', help="a config, the name of one of mmvttt's, or a timm model")
-    parser.add_argument('--checkpoint', help='file with the weights; default: random ones')
-    parser.add_argument(
-        '--out', type=new_file, required=True, metavar='FILE.pt2|.onnx|.xml', help='what to write'
-    )
-    add_shape(parser)
-    parser.add_argument(
-        '--fixed-size', action='store_true', help='free the batch alone, not height and width'
-    )
-    parser.add_argument(
-        '--decompose',
-        action='store_true',
-        help="a .pt2 in torch's own operators, which needs no ttt_kernels and has no fused kernels",
-    )
-    parser.add_argument(
-        '--predictions',
-        action='store_true',
-        help='boxes, labels and masks, or a label map, for one image of --shape (.onnx, .xml)',
-    )
-    parser.add_argument(
-        '--images', nargs='+', default=[], metavar='FILE', help='compare on these photographs'
-    )
-    add_cfg_options(parser, 'model.test_cfg.rcnn.score_thr=0.3')
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> None:
-    args = parse_args(argv)
+def main() -> None:
+    parser = cli.command_line(__doc__)
+    add = parser.add_argument
+    add('model', help="a config, the name of one of mmvttt's, or a timm model")
+    add('--checkpoint', help='file with the weights; default: random ones')
+    formats = 'FILE.pt2|.onnx|.xml'
+    add('--out', type=cli.new_file, required=True, metavar=formats, help='what to write')
+    cli.add_shape(parser)
+    help = 'free the batch alone, not height and width'
+    add('--fixed-size', action='store_true', help=help)
+    help = "a .pt2 in torch's own operators, which needs no ttt_kernels and has no fused kernels"
+    add('--decompose', action='store_true', help=help)
+    help = 'boxes, labels and masks, or a label map, for one image of --shape (.onnx, .xml)'
+    add('--predictions', action='store_true', help=help)
+    help = 'compare on these photographs'
+    add('--images', nargs='+', default=[], metavar='FILE', help=help)
+    cli.add_cfg_options(parser, 'model.test_cfg.rcnn.score_thr=0.3')
+    args = parser.parse_args()
     size = tuple(args.shape) if args.shape else None
     files = args.checkpoint, args.out, size, args.fixed_size, args.decompose
-    with plain_errors():
+    with cli.plain_errors():
         if is_timm(args.model) and not args.predictions:
             require_format(args.out)
             named = find_timm(args.model, args.cfg_options)

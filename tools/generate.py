@@ -22,7 +22,7 @@ from mmvttt.openmmlab.apis import generate as api
 from mmvttt.openmmlab.config import load_config
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = cli.command_line(__doc__)
     cli.add_config(parser)
     add = parser.add_argument
@@ -45,7 +45,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     cli.add_device(parser)
     cli.add_launcher(parser)
     cli.add_cfg_options(parser, 'model.transformer.patch_size=4')
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     if args.classes != ['all'] and not all(text.isdecimal() for text in args.classes):
         parser.error(f'--classes {" ".join(args.classes)}: give numbers, or: all')
     if args.prompt and not args.pipeline:
@@ -55,8 +55,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def main(argv: list[str] | None = None) -> None:
-    args = parse_args(argv)
+def main() -> None:
+    args = parse_args()
     with cli.plain_errors(args.launcher):
         if args.launcher != 'none':
             init_dist(args.launcher)

@@ -5,24 +5,10 @@ FLOPs are multiply-accumulates, as in the papers. Needs no data set, no weights 
 example: python tools/get_flops.py upernet_vittt_s_160k --shape 512 512
 """
 
-import argparse
-
+from mmvttt import cli
 from mmvttt.analysis.flops import Cost, count_cost
 from mmvttt.by_name import find_model
-from mmvttt.cli import add_cfg_options, add_shape, command_line, plain_errors, positive
 from mmvttt.named_model import image_channels
-
-
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = command_line(__doc__)
-    parser.add_argument('model', help='a config file, the name of a shipped one, or a timm model')
-    add_shape(parser)
-    parser.add_argument(
-        '--depth', type=positive, default=2, help='levels of modules to list; default: 2'
-    )
-    parser.add_argument('--backbone', action='store_true', help="leave out a config's heads")
-    add_cfg_options(parser)
-    return parser.parse_args(argv)
 
 
 def tables(cost: Cost, depth: int) -> list[str]:
@@ -42,9 +28,16 @@ def _share(macs: int, cost: Cost) -> str:
     return f'{macs / max(cost.total_macs, 1):.1%}'
 
 
-def main(argv: list[str] | None = None) -> None:
-    args = parse_args(argv)
-    with plain_errors():
+def main() -> None:
+    parser = cli.command_line(__doc__)
+    add = parser.add_argument
+    add('model', help='a config file, the name of a shipped one, or a timm model')
+    cli.add_shape(parser)
+    add('--depth', type=cli.positive, default=2, help='levels of modules to list; default: 2')
+    add('--backbone', action='store_true', help="leave out a config's heads")
+    cli.add_cfg_options(parser)
+    args = parser.parse_args()
+    with cli.plain_errors():
         named = find_model(args.model, args.cfg_options, weightless=True)
         size = tuple(args.shape or named.size)
         model = named.backbone if args.backbone else named.model

@@ -12,46 +12,30 @@ import mimetypes
 from contextlib import suppress
 from pathlib import Path
 
+from mmvttt import cli
 from mmvttt.by_name import NAMES, resolve
 from mmvttt.checkpoints.sources import located
-from mmvttt.cli import (
-    add_cfg_options,
-    add_config,
-    add_exported,
-    command_line,
-    default_device,
-    new_folder,
-    not_negative,
-    plain_errors,
-    printable,
-    usable_device,
-)
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.config import load_config
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = command_line(__doc__)
-    add_config(parser, help=f"a config, the name of one of mmvttt's, or {', '.join(NAMES)}")
-    parser.add_argument(
-        'images',
-        nargs='*',
-        metavar='[checkpoint] image|video',
-        help='the weights, unless they come with mmvttt, then image or video files',
-    )
-    parser.add_argument('--camera', type=not_negative, metavar='N', help='number of a camera')
-    parser.add_argument(
-        '--out', type=new_folder, default='work_dirs/image_demo', help='folder of the pictures'
-    )
-    parser.add_argument(
-        '--score-thr', type=float, default=0.5, help='draw boxes from this score on'
-    )
+def parse_args() -> argparse.Namespace:
+    parser = cli.command_line(__doc__)
+    add = parser.add_argument
+    cli.add_config(parser, help=f"a config, the name of one of mmvttt's, or {', '.join(NAMES)}")
+    names = '[checkpoint] image|video'
+    help = 'the weights, unless they come with mmvttt, then image or video files'
+    add('images', nargs='*', metavar=names, help=help)
+    add('--camera', type=cli.not_negative, metavar='N', help='number of a camera')
+    help = 'folder of the pictures'
+    add('--out', type=cli.new_folder, default='work_dirs/image_demo', help=help)
+    add('--score-thr', type=float, default=0.5, help='draw boxes from this score on')
     # No default, which would import torch before the files are looked for.
-    parser.add_argument('--device', type=usable_device, help='default: a GPU if there is one')
-    parser.add_argument('--amp', action='store_true', help='run the backbone in mixed precision')
-    add_exported(parser)
-    add_cfg_options(parser)
-    args = parser.parse_intermixed_args(argv)
+    add('--device', type=cli.usable_device, help='default: a GPU if there is one')
+    add('--amp', action='store_true', help='run the backbone in mixed precision')
+    cli.add_exported(parser)
+    cli.add_cfg_options(parser)
+    args = parser.parse_intermixed_args()
     args.checkpoint = None
     if args.images and not kind_of(args.images[0]):
         args.checkpoint = args.images.pop(0)
@@ -68,13 +52,13 @@ def kind_of(path: str) -> str | None:
     return kind if kind in ('image', 'video') else None
 
 
-def main(argv: list[str] | None = None) -> None:
-    args = parse_args(argv)
+def main() -> None:
+    args = parse_args()
     images = [path for path in args.images if kind_of(path) != 'video']
     videos: dict[str | int, str] = {p: Path(p).stem for p in args.images if p not in images}
     if args.camera is not None:
         videos[args.camera] = f'camera_{args.camera}'
-    with plain_errors():
+    with cli.plain_errors():
         for path in args.images:
             if not Path(path).is_file():
                 raise UsageError(f'there is no {kind_of(path) or "image"} {path!r}')
@@ -90,13 +74,13 @@ def main(argv: list[str] | None = None) -> None:
         )
 
         require_images(images, args.out)
-        device = args.device or default_device()
+        device = args.device or cli.default_device()
         predictor = open_model(config, checkpoint, device, args.amp, args.file)
         for image, (prediction, picture) in zip(
             images, show_images(predictor, images, args.out, args.score_thr), strict=True
         ):
             lines = '; '.join(prediction.lines) or 'nothing'
-            print(printable(f'{image}: {lines} → {picture}'))
+            print(cli.printable(f'{image}: {lines} → {picture}'))
         for source, stem in videos.items():
             out = Path(args.out) / f'{stem}.mp4'
             frames = show_video(predictor, source, out, args.score_thr)
@@ -106,7 +90,7 @@ def main(argv: list[str] | None = None) -> None:
                     count += 1
             # Closing the generator completes the file.
             frames.close()
-            print(printable(f'{source}: {count} frames → {out}'))
+            print(cli.printable(f'{source}: {count} frames → {out}'))
 
 
 if __name__ == '__main__':

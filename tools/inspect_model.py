@@ -15,43 +15,35 @@ inside the masks over their share of the area, and the area under its ROC curve.
 example: python tools/inspect_model.py vittt_t_in1k photo.jpg --checkpoint vittt.pth --what erf gmm
 """
 
-import argparse
 from pathlib import Path
 
+from mmvttt import cli
 from mmvttt.analysis.inspect import DIAGNOSTICS, inspect_model
 from mmvttt.analysis.look import Look
-from mmvttt.cli import add_cfg_options, add_shape, command_line, new_folder, plain_errors
 from mmvttt.openmmlab.analysis.models import load_model
 from mmvttt.openmmlab.models.diffusion_model import refuse_diffusion
 
 
-def parse_args() -> argparse.Namespace:
-    parser = command_line(__doc__)
-    parser.add_argument('model', help='a config file, the name of a shipped one, or a timm model')
-    parser.add_argument('images', nargs='+', type=Path)
-    parser.add_argument('--checkpoint', help='the weights; default: from init_cfg, or random')
-    parser.add_argument('--key', help="entry of the checkpoint with the weights, e.g. 'teacher'")
-    add_shape(parser)
-    parser.add_argument('--out', type=new_folder, default='work_dirs/inspect')
-    add_cfg_options(parser, 'model.backbone.arch=base')
-    names = tuple(DIAGNOSTICS)
-    parser.add_argument('--what', nargs='+', choices=names, default=names, help='default: all')
-    parser.add_argument(
-        '--query',
-        nargs=2,
-        type=float,
-        action='append',
-        metavar=('Y', 'X'),
-        help='place of a patch for --what attention, from 0 to 1; may be given again; '
-        'default: 0.5 0.5',
-    )
-    parser.add_argument('--annotations', type=Path, help='COCO file with the masks of the images')
-    return parser.parse_args()
-
-
 def main() -> None:
-    args = parse_args()
-    with plain_errors():
+    parser = cli.command_line(__doc__)
+    add = parser.add_argument
+    add('model', help='a config file, the name of a shipped one, or a timm model')
+    add('images', nargs='+', type=Path)
+    add('--checkpoint', help='the weights; default: from init_cfg, or random')
+    add('--key', help="entry of the checkpoint with the weights, e.g. 'teacher'")
+    cli.add_shape(parser)
+    add('--out', type=cli.new_folder, default='work_dirs/inspect')
+    cli.add_cfg_options(parser, 'model.backbone.arch=base')
+    names = tuple(DIAGNOSTICS)
+    add('--what', nargs='+', choices=names, default=names, help='default: all')
+    axes = dict(nargs=2, type=float, metavar=('Y', 'X'))
+    help = (
+        'place of a patch for --what attention, from 0 to 1; may be given again; default: 0.5 0.5'
+    )
+    add('--query', action='append', help=help, **axes)
+    add('--annotations', type=Path, help='COCO file with the masks of the images')
+    args = parser.parse_args()
+    with cli.plain_errors():
         found = load_model(args.model, args.cfg_options, args.checkpoint, args.key)
         refuse_diffusion(
             found.config,

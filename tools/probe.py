@@ -12,46 +12,30 @@ example: python tools/probe.py vit_small_patch16_dinov3 pictures/train pictures/
              --checkpoint dinov3-vits16/ --twin work_dirs/distil_dinov3_s_10k/iter_10000.pth
 """
 
-import argparse
 from pathlib import Path
 
-from mmvttt.cli import (
-    add_cfg_options,
-    add_shape,
-    command_line,
-    new_folder,
-    plain_errors,
-    positive,
-)
+from mmvttt import cli
 from mmvttt.openmmlab.analysis.probe import probe_models
 
 
-def parse_args() -> argparse.Namespace:
-    parser = command_line(__doc__)
-    parser.add_argument('model', help="a config, the name of one of ours, or a ViT of timm's")
-    parser.add_argument('train', type=Path, help='images that the probes learn from, by class')
-    parser.add_argument('test', type=Path, help='images that are counted, by class')
-    parser.add_argument('--checkpoint', help='weights of the model; default: from init_cfg')
-    parser.add_argument('--key', help="entry of the checkpoint with the weights, e.g. 'teacher'")
-    parser.add_argument('--twin', help='weights of the linearized model; "untrained": at random')
-    parser.add_argument(
-        '--most',
-        nargs=2,
-        type=positive,
-        default=(None, None),
-        metavar=('TRAIN', 'TEST'),
-        help='number of images, evenly of all classes; default: all',
-    )
-    parser.add_argument('--maps', nargs=2, type=Path, metavar=('TRAIN', 'TEST'), help='label maps')
-    parser.add_argument('--out', type=new_folder, default='work_dirs/probe')
-    add_shape(parser, default=(224, 224), help='size to which images are resized')
-    add_cfg_options(parser, 'model.backbone.model=vit_base_patch16_dinov3')
-    return parser.parse_args()
-
-
 def main() -> None:
-    args = vars(parse_args())
-    with plain_errors():
+    parser = cli.command_line(__doc__)
+    add = parser.add_argument
+    add('model', help="a config, the name of one of ours, or a ViT of timm's")
+    add('train', type=Path, help='images that the probes learn from, by class')
+    add('test', type=Path, help='images that are counted, by class')
+    add('--checkpoint', help='weights of the model; default: from init_cfg')
+    add('--key', help="entry of the checkpoint with the weights, e.g. 'teacher'")
+    add('--twin', help='weights of the linearized model; "untrained": at random')
+    both = dict(nargs=2, metavar=('TRAIN', 'TEST'))
+    help = 'number of images, evenly of all classes; default: all'
+    add('--most', type=cli.positive, default=(None, None), help=help, **both)
+    add('--maps', type=Path, help='label maps', **both)
+    add('--out', type=cli.new_folder, default='work_dirs/probe')
+    cli.add_shape(parser, default=(224, 224), help='size to which images are resized')
+    cli.add_cfg_options(parser, 'model.backbone.model=vit_base_patch16_dinov3')
+    args = vars(parser.parse_args())
+    with cli.plain_errors():
         print(probe_models(**{**args, 'out': Path(args['out'])}))
 
 
