@@ -163,6 +163,14 @@ def test_a_damaged_cache_is_refused_when_it_is_opened(damage, cache: Path, tmp_p
     assert str(folder) in str(error.value)
 
 
+def test_a_file_that_is_shortened_while_it_is_read(cache: Path, tmp_path: Path) -> None:
+    copied = CachedLatents(shutil.copytree(cache, tmp_path / 'cache'))
+    copied[0]
+    os.truncate(copied.root / 'moments.npy', 200)
+    with pytest.raises(DataError, match=r"moments\.npy' was shortened while it was read"):
+        copied[len(copied) - 1]
+
+
 def test_other_layouts_of_the_same_numbers(cache: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(cache, tmp_path / 'cache')
     moments(lambda m: np.asfortranarray(m.astype('>f4')))(folder)

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +97,10 @@ class CachedLatents(Dataset):
         """`latents`, `(C, h, w)`, scaled for the diffusion model, and the image's conditions.
 
         Raises:
-            DataError: A number is not finite.
+            DataError: A number is not finite, or a file has become shorter.
         """
+        for array in self.arrays.values():
+            _require_whole(array)
         # Copies in the machine's own byte order.
         rows = {n: a[index].astype(a.dtype.newbyteorder('=')) for n, a in self.arrays.items()}
         mirrored = int(self.flip and torch.rand(()) < 0.5)
@@ -132,6 +135,15 @@ def _open_array(path: Path) -> np.ndarray:
         return np.load(path, mmap_mode='r', allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f'{str(path)!r} is damaged ({error}): make the cache again') from error
+
+
+def _require_whole(array: Any) -> None:
+    """Raises DataError if a file was shortened under its map: reading its end kills the process."""
+    if isinstance(array.base, mmap) and array.base.size() < array.offset + array.nbytes:
+        raise DataError(
+            f'{str(array.filename)!r} was shortened while it was read: make the cache again, in '
+            'another folder'
+        )
 
 
 @DATASETS.register_module()
