@@ -9,7 +9,6 @@ from typing import Any
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
-from setuptools.errors import FileError
 
 ROOT = Path(__file__).resolve().parent
 # `_base_ = 'mmvttt::…'`, `mim` and the inferencers look for these under mmvttt/.mim.
@@ -35,8 +34,6 @@ class BuildWithMim(build_py):
         target.mkdir(parents=True)
         for name in MIM_PARTS:
             source = ROOT / name
-            if not source.exists():
-                raise FileError(f'{source} is missing: a wheel without it has no configs')
             if self.editable_mode:
                 (target / name).symlink_to(Path('..') / '..' / name)
             elif source.is_dir():
@@ -100,6 +97,7 @@ INSTALL = [
 MMENGINE = 'mmengine>=0.10.7,<0.11'
 # pip builds onedl-mmcv in an environment without torch, where it compiles nothing.
 ONEDL = ['onedl-mmengine>=0.10.12,<0.11', 'onedl-mmcv>=2.3.6,<2.4']
+ONNX = ['onnx>=1.19,<1.24', 'onnxscript>=0.7,<0.8', 'onnxruntime>=1.23,<1.33']
 EXTRAS = {
     # The original packages. Without mmcv's compiled operators; never with `mmcv` itself (same
     # import). 2.1.0 because mmdet 3.3 and mmsegmentation 1.2 refuse 2.2.
@@ -116,19 +114,14 @@ EXTRAS = {
     # The kernels of a CPU.
     'cpu': ['numba>=0.65,<0.69'],
     # To write ONNX with tools/export.py and to compare it.
-    'export': ['onnx>=1.19,<1.24', 'onnxscript>=0.7,<0.8', 'onnxruntime>=1.23,<1.33'],
+    'export': ONNX,
     # DiT and Stable Diffusion 3, for linearize() and models/generation.
     'gen': ['diffusers>=0.42,<0.43'],
     # The text encoders of SD3's pipelines; apart, as mmpretrain 1.2 cannot be imported where
     # transformers 5 is installed.
     'sd3': ['diffusers>=0.42,<0.43', 'transformers>=5.24,<6', 'accelerate>=1.10,<2'],
     # tools/export.py --out model.xml, which goes through ONNX.
-    'openvino': [
-        'openvino>=2026.4,<2027',
-        'onnx>=1.19,<1.24',
-        'onnxscript>=0.7,<0.8',
-        'onnxruntime>=1.23,<1.33',
-    ],
+    'openvino': ['openvino>=2026.4,<2027', *ONNX],
     # Curves, receptive fields and gradient maps as pictures.
     'plots': ['matplotlib>=3.8,<4'],
     # The photographs and digits of the built-in data set, and its pictures.

@@ -256,23 +256,6 @@ def _at(builder: ir.IRBuilder, kind: ir.Type, start: ir.Value, offset: ir.Value)
     return builder.bitcast(builder.gep(start, [offset]), kind.as_pointer())
 
 
-@intrinsic
-def rounded_to_bf16(context, x):
-    """A number in fp32 rounded to bf16, ties to even; unchanged in fp64."""
-
-    def generate(context, builder, signature, arguments):
-        (x,) = arguments
-        if signature.args[0].bitwidth != 32:
-            return x
-        word = ir.IntType(32)
-        bits = builder.bitcast(x, word)
-        odd = builder.and_(builder.lshr(bits, word(16)), word(1))
-        bits = builder.add(bits, builder.add(odd, word(0x7FFF)))
-        return builder.bitcast(builder.and_(bits, word(0xFFFF0000)), x.type)
-
-    return x(x), generate
-
-
 # ------------------------------------------------------------------------------------------- tokens
 
 
@@ -283,6 +266,15 @@ def clear(x, first):
         row = x[t]
         for i in range(len(row)):
             row[i] = 0
+
+
+@inlined
+def round_to_bf16(x, count, dim):
+    """Rounds `count` rows of fp32 numbers to bf16, ties to even."""
+    for t in range(count):
+        bits = x[t].view(np.uint32)
+        for i in range(dim):
+            bits[i] = (bits[i] + 0x7FFF + (bits[i] >> 16 & 1)) & 0xFFFF0000
 
 
 @inlined

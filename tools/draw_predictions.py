@@ -16,14 +16,6 @@ from mmvttt.openmmlab.reliability.data.annotations import check_data
 from mmvttt.openmmlab.reliability.resume import latest_checkpoint
 
 
-def find_checkpoint(path: Path) -> Path:
-    """The path itself, or the latest checkpoint if it is a work directory."""
-    latest = latest_checkpoint(path)[0] if path.is_dir() else path
-    if latest is None or not Path(latest).is_file():
-        raise UsageError(f'no checkpoint at {path}: pass a .pth file, or the --work-dir of a run')
-    return Path(latest)
-
-
 def main() -> None:
     parser = cli.command_line(__doc__)
     cli.add_config(parser)
@@ -42,7 +34,12 @@ def main() -> None:
     with cli.plain_errors():
         config = load_config(args.config, cfg_options=args.cfg_options)
         check_data(config, ('test',))
-        checkpoint = find_checkpoint(Path(args.checkpoint))
+        path = Path(args.checkpoint)
+        checkpoint = Path(latest_checkpoint(path)[0] or path) if path.is_dir() else path
+        if not checkpoint.is_file():
+            raise UsageError(
+                f'no checkpoint at {path}: pass a .pth file, or the --work-dir of a run'
+            )
         out = Path(args.out or checkpoint.parent / 'predictions')
         files = draw_predictions(
             *(config, checkpoint, out, args.grid or args.num_images),

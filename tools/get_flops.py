@@ -16,16 +16,13 @@ def tables(cost: Cost, depth: int) -> list[str]:
     rows = [*cost.parts(depth), ('total', cost.total_params, cost.total_macs)]
     width = max(len(name) for name in ('part', *cost.by_op, *(row[0] for row in rows)))
     lines = [f'{"part":{width}}{"parameters":>14}{"GFLOPs":>11}{"share":>8}']
+    total = max(cost.total_macs, 1)
     for name, params, macs in rows:
-        lines.append(f'{name:{width}}{params:14,}{macs / 1e9:11.3f}{_share(macs, cost):>8}')
+        lines.append(f'{name:{width}}{params:14,}{macs / 1e9:11.3f}{macs / total:8.1%}')
     lines += ['', f'{"op":{width}}{"":14}{"GFLOPs":>11}{"share":>8}']
     for name, macs in cost.by_op.items():
-        lines.append(f'{name:{width}}{"":14}{macs / 1e9:11.3f}{_share(macs, cost):>8}')
+        lines.append(f'{name:{width}}{"":14}{macs / 1e9:11.3f}{macs / total:8.1%}')
     return [*lines, '']
-
-
-def _share(macs: int, cost: Cost) -> str:
-    return f'{macs / max(cost.total_macs, 1):.1%}'
 
 
 def main() -> None:

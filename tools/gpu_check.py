@@ -14,7 +14,6 @@ installed: it and `ttt_kernels` are imported from this repository.
 """
 
 import argparse
-import importlib.util
 import os
 import re
 import shutil
@@ -29,8 +28,9 @@ from pathlib import Path
 from typing import TextIO
 from xml.etree import ElementTree
 
+import torch
+
 ROOT = Path(__file__).resolve().parents[1]
-NEEDS = ('torch', 'triton', 'timm', 'pytest')
 # Files with the tests of a part, and seconds that they may take.
 TESTS = {
     'models': (('tests/numbers/test_models.py', 'tests/models/test_*.py'), 150),
@@ -173,7 +173,7 @@ def share(names: Sequence[str]) -> list[list[str]]:
 
 
 def summary(reports: Sequence[Path]) -> Iterator[str]:
-    """Lines with what failed, and for each op and dtype how many tests passed."""
+    """Lines with the number of tests that passed, for each op and dtype."""
     counts: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for report in reports:
         if not report.exists():
@@ -182,13 +182,11 @@ def summary(reports: Sequence[Path]) -> Iterator[str]:
         for case in ElementTree.parse(report).iter('testcase'):
             if case.find('skipped') is not None:
                 continue
-            wrong = next((x for x in case if x.tag in ('failure', 'error')), None)
             name = case.get('name', '')
-            if wrong is not None:
-                yield f'FAILED {name}: {(wrong.get("message") or "").splitlines()[:1]}'
+            passed = case.find('failure') is None and case.find('error') is None
             op, dtype = re.search(r'\[([a-zA-Z]\w+)', name), re.search(r'torch\.(\w+)', name)
             if op and dtype:
-                counts[op[1], dtype[1]].append(wrong is None)
+                counts[op[1], dtype[1]].append(passed)
     for (op, dtype), results in sorted(counts.items()):
         yield f'{op}, {dtype}: {sum(results)} of {len(results)} tests passed'
 
@@ -208,12 +206,6 @@ def main() -> int:
     parser.add_argument('--out', type=Path, default=ROOT / 'work_dirs' / 'gpu_check')
     parser.add_argument('--part', choices=(*TESTS, 'times', 'sanitizer'), help='only this part')
     args = parser.parse_args()
-    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        print(f'make gpu needs {", ".join(NEEDS)}: pip install {" ".join(missing)}')
-        return 1
-    import torch
-
     if not torch.cuda.is_available():
         print(
             f'torch {torch.__version__} sees no CUDA GPU here. `make gpu` tests and times the '

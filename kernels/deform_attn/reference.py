@@ -61,7 +61,9 @@ class _Points(NamedTuple):
 
 def _points(value: Tensor, shapes: Sequence[int], locations: Tensor) -> _Points:
     batch, tokens, heads, _ = value.shape
-    index: dict[str, Any] = {'dtype': _index_dtype(value, locations), 'device': value.device}
+    most = max(value[..., 0].numel(), 4 * locations[..., 0].numel())
+    dtype = torch.int32 if most < 2**31 else torch.int64
+    index: dict[str, Any] = {'dtype': dtype, 'device': value.device}
     base = torch.arange(batch, **index).view(-1, 1, 1, 1) * (tokens * heads)
     base = base + torch.arange(heads, **index).view(-1, 1)
     levels = len(shapes) // 2
@@ -81,12 +83,6 @@ def _points(value: Tensor, shapes: Sequence[int], locations: Tensor) -> _Points:
         axes.append((y, x))
         start += h * w
     return _Points(rows, weights, axes)
-
-
-def _index_dtype(value: Tensor, locations: Tensor) -> torch.dtype:
-    """An integer type for rows of `value` and for the four corners of every point."""
-    most = max(value[..., 0].numel(), 4 * locations[..., 0].numel())
-    return torch.int32 if most < 2**31 else torch.int64
 
 
 def _bag(table: Tensor, rows: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:

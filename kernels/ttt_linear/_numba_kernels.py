@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._numba import COLUMNS, add, add_product, clear, inlined, jit, load, rounded_to_bf16, store
+from .._numba import COLUMNS, add, add_product, clear, inlined, jit, load, round_to_bf16, store
 
 # Rows of `places` and of `Tokens.strides`; outputs and their gradients lie like OUT.
 Q, K, V, ETA, OUT, DETA = range(6)
@@ -248,15 +248,6 @@ def advance(state, chunk, sums):
 
 
 @inlined
-def _round(z, count, dim):
-    """Rounds Z to bf16, as it is saved for the backward pass."""
-    for t in range(count):
-        row = z[t]
-        for i in range(dim):
-            row[i] = rounded_to_bf16(row[i])
-
-
-@inlined
 def _outputs(x, queries, vectors, dim):
     """Overwrites the queries' rows X by Q + γX + λ."""
     gain, shift = vectors[0], vectors[1]
@@ -296,7 +287,7 @@ def forward(start, stop, sizes, numbers, rounds, segment, tokens, parameters, ke
             fill(z, state[-1])
             add_product(z, chunk.kq, state[:-1])
             if rounds:
-                _round(z, count, dim)
+                round_to_bf16(z, count, dim)
             if len(kept.z):
                 store(z, kept.z, places[OUT], first, count, dim)
             normalize(z[:rows], chunk.rstd, numbers)
