@@ -18,14 +18,15 @@ from mmengine.registry import init_default_scope
 from torch import nn
 
 from mmvttt.models.layers.drop_path import DropPath
-from mmvttt.openmmlab.config import config_names, load_config
+from mmvttt.openmmlab import config as configs
 from mmvttt.openmmlab.registry import DATA_SAMPLERS, MODELS, PARAM_SCHEDULERS
 
 # Worked examples on small sets; heads with the toolboxes' own recipes; generation.
 OTHERS = re.compile(
     'demo|pennfudan|pedestrians|camvid|dino_|mask2former|digits|cifar10|distil|dit3|dit5|sd35m'
 )
-NAMES = [name for name in config_names() if not OTHERS.search(name)]
+NAMES = [name for name in configs.config_names() if not OTHERS.search(name)]
+load_config = cache(configs.load_config)
 FP32, AMP = 'OptimWrapper', 'mmvttt.AmpOptimWrapper'
 
 
@@ -327,7 +328,9 @@ def rates(cfg: Config, length: int | None) -> list[float]:
     curve = []
     for step in range(1, steps + 1):
         curve.append(optimizer.param_groups[0]['lr'])
-        optimizer.step()
+        if step == 1:
+            # mmengine warns of a schedule that goes before its optimizer.
+            optimizer.step()
         for schedule in [*by_step, *(by_epoch if length and step % length == 0 else [])]:
             schedule.step()
     return curve
