@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -118,28 +117,25 @@ def command(op: str, dtype: torch.dtype, device: torch.device) -> list[str]:
 def _run(op: str, dtype: torch.dtype, device: torch.device) -> tuple[str | None, bool]:
     """Why the kernel must not run, or None; and whether that will be so the next time."""
     env = {**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, sys.path)), VARIABLE: '0'}
-    process = subprocess.Popen(
-        command(op, dtype, device),
-        env=env,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
     try:
-        output, _ = process.communicate(timeout=LIMIT)
+        done = subprocess.run(
+            command(op, dtype, device),
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT,
+        )
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
         why = f'took more than {LIMIT:.0f} s'
     else:
-        said = output.strip().splitlines()[-1:] or ['it said nothing']
-        if process.returncode == PASSED:
+        said = (done.stdout.strip().splitlines() or ['it said nothing'])[-1]
+        if done.returncode == PASSED:
             return None, True
-        if process.returncode == NOT_CHECKED:
-            return f'its check could not run: {said[0]}', False
-        why = f'failed: {said[0]}'
-        if process.returncode != FAILED:
-            why = f'crashed (exit status {process.returncode}): {said[0]}'
-    how = f'python -m ttt_kernels check {op}'
-    return f'its check {why}; please report this with the output of `{how}`', True
+        if done.returncode == NOT_CHECKED:
+            return f'its check could not run: {said}', False
+        crashed = done.returncode != FAILED
+        how = f'crashed (exit status {done.returncode})' if crashed else 'failed'
+        why = f'{how}: {said}'
+    report = f'please report this with the output of `python -m ttt_kernels check {op}`'
+    return f'its check {why}; {report}', True

@@ -14,15 +14,7 @@ RUNS, REFUSED, CHECKED = 'runs', 'refused', 'checked'
 DTYPES = {'fp32': torch.float32, 'bf16': torch.bfloat16, 'fp16': torch.float16}
 _HALF = ('bf16', 'fp16')
 
-OLD, A100, SM_8, HOPPER, BLACKWELL, SM_12, AMD = (
-    'below 8.0',
-    '8.0 (A100)',
-    '8.6 to 8.9 (RTX 30 and 40, L40S)',
-    '9.0 (H100, H200)',
-    '10.x (B200, B300)',
-    '11.x, 12.x (RTX 50)',
-    'AMD',
-)
+OLD, HOPPER, BLACKWELL, OTHER = 'below 8.0', '9.0 (H100, H200)', '10.x (B200, B300)', 'any other'
 
 
 class Row(NamedTuple):
@@ -81,11 +73,10 @@ ROWS = (
 def gpu_of(capability: tuple[int, int]) -> str:
     """The table's name of a GPU. AMD numbers its capabilities differently."""
     if torch.version.hip:
-        return AMD
+        return OTHER
     if capability < (8, 0):
         return OLD
-    major, minor = capability
-    return {8: A100 if minor == 0 else SM_8, 9: HOPPER, 10: BLACKWELL}.get(major, SM_12)
+    return {9: HOPPER, 10: BLACKWELL}.get(capability[0], OTHER)
 
 
 def version_of(text: str) -> Version:

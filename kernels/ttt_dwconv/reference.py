@@ -28,14 +28,7 @@ def primal(
     scale: float,
     damping: bool = True,
 ) -> Tensor:
-    """The literal definition: one gradient step on the inner loss, then q filtered with the new
-    kernels.
-
-    Differentiable by autograd; for tests.
-
-    Returns:
-        `(B, h·w, d)`.
-    """
+    """The literal definition, `(B, h·w, d)`, differentiable by autograd."""
     if q.shape[0] == 0:  # convolutions in vmap want an image
         return (q + k + v + w3.sum()).to(q.dtype)
     dim, state = q.shape[-1], state_dtype(q.dtype)

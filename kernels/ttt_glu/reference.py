@@ -27,13 +27,7 @@ from .._inner_step import (
 def primal(
     q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, scale: float, damping: bool = True
 ) -> Tensor:
-    """The literal definition: one gradient step on the inner loss, then q through the new model.
-
-    Differentiable by autograd; for tests.
-
-    Returns:
-        `(B, N, H, d)`.
-    """
+    """The literal definition, `(B, N, H, d)`, differentiable by autograd."""
 
     def f(w1: Tensor, w2: Tensor, x: Tensor) -> Tensor:
         return (x @ w1) * F.silu(x @ w2)

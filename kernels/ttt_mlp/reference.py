@@ -28,13 +28,7 @@ def primal(
     scale: float,
     loss: str = 'dot',
 ) -> Tensor:
-    """The literal definition: one gradient step on the inner loss, then q through the new model.
-
-    Differentiable by autograd; for tests.
-
-    Returns:
-        `(B, N, H, d)`.
-    """
+    """The literal definition, `(B, N, H, d)`, differentiable by autograd."""
     weights = (w1, w2) if w3 is None else (w1, w2, w3)
 
     def f(weights: tuple[Tensor, ...], x: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 # Before Triton is imported: the interpreter compiles nothing.
@@ -142,23 +143,6 @@ VARIANTS += [f'{call}/fp32/sm_90' for call in CALLS] + [
 # ----------------------------------------------------------------------------------- compilation
 
 
-class _NoGpu:
-    """Answers the questions that Triton asks a driver before a launch."""
-
-    def __init__(self, gpu: int | str) -> None:
-        self.gpu = gpu
-
-    def get_current_target(self) -> GPUTarget:
-        amd = isinstance(self.gpu, str)
-        return GPUTarget('hip' if amd else 'cuda', self.gpu, 64 if amd else 32)
-
-    def get_current_device(self) -> int | str:
-        return self.gpu  # the key of Triton's cache
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 @contextlib.contextmanager
 def compiled_for(gpu: int | str) -> Iterator[dict[str, CompiledKernel]]:
     """Launches inside only compile; yields the compiled kernels by name.
@@ -175,10 +159,17 @@ def compiled_for(gpu: int | str) -> Iterator[dict[str, CompiledKernel]]:
         return compiled
 
     amd = isinstance(gpu, str)
+    target = GPUTarget('hip' if amd else 'cuda', gpu, 64 if amd else 32)
+    # What Triton asks a driver before a launch; the device is the key of its cache.
+    no_gpu = SimpleNamespace(
+        get_current_target=lambda: target,
+        get_current_device=lambda: gpu,
+        get_current_stream=lambda device: 0,
+    )
     capability = (9, 4) if amd else divmod(gpu, 10)
     with (
         mock.patch.object(torch.version, 'hip', '7.0' if amd else None),
-        mock.patch.object(driver, '_active', _NoGpu(gpu), create=True),
+        mock.patch.object(driver, '_active', no_gpu, create=True),
         mock.patch.object(JITFunction, 'run', run),
         mock.patch.object(torch.cuda, 'get_device_capability', return_value=capability),
         mock.patch.object(_backend, '_unreachable', return_value=None),
