@@ -45,11 +45,10 @@ def from_environment() -> str | bytes | None:
 
 
 def resolve(op: str, backend: str | None) -> str:
-    """Checks the `backend` argument of an op and returns it as a string for the registered op.
+    """The `backend` argument of an op as the registered op takes it.
 
-    None leaves the choice to the environment variable TTT_KERNELS_BACKEND, for callers who cannot
-    reach the argument. If that is unset, or names a backend that `op` does not have, `choose`
-    decides.
+    None leaves the choice to the environment variable TTT_KERNELS_BACKEND, and to `choose` if that
+    is unset or names a backend that `op` does not have.
     """
     name, chosen = 'backend', backend
     if backend is None:
@@ -160,8 +159,7 @@ def choose(
 
     Args:
         backend: 'auto' or one of BACKENDS.
-        unsupported_reason: returns why a loaded kernel module cannot run with these inputs, or
-            None.
+        unsupported_reason: Why a kernel module cannot run with these inputs, or None.
     """
     name = backend
     if backend == 'auto':

@@ -98,13 +98,11 @@ def inlined(function: Callable) -> Callable:
 
 @intrinsic
 def add_product(context, z, x, w):
-    """z += x @ w, `(m, n)`, `(m, k)`, `(k, n)` of one type; rows of z dense, x any strides.
+    """z += x @ w, `(m, n)`, `(m, k)`, `(k, n)` of one type, multiples of COLUMNS.
 
-    w is dense, or the transpose of a dense matrix (which is packed on the way). m, k and n must be
-    multiples of COLUMNS. Written in LLVM's vectors, because its loop vectorizer does not keep a
-    tile of sums in registers; near the speed of a BLAS. At most _PANEL_TERMS terms are summed
-    before they are added to z, so that a z that accumulates thousands of chunks is rounded once for
-    each chunk, not once for each token.
+    Rows of z are dense, x has any strides, w is dense or the transpose of a dense matrix. LLVM's
+    loop vectorizer does not keep a tile of sums in registers, so these are its vectors. At most
+    _PANEL_TERMS terms are summed before z is rounded.
     """
 
     def generate(context, builder, signature, arguments):
@@ -125,8 +123,7 @@ def add_product(context, z, x, w):
 
 
 def _tile(target: tuple[str, str, str]) -> tuple[int, int]:
-    """Rows of a tile and bytes of a row for LLVM's (triple, processor, features), by which numba
-    keys compiled code.
+    """Rows of a tile and bytes of a row, by LLVM's (triple, processor, features).
 
     The sums take 8 of the 16 vector registers of AVX2, and 16 of the 32 of AVX-512.
     """

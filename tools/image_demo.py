@@ -66,24 +66,19 @@ def main() -> None:
         located(checkpoint)
         config = load_config(name, cfg_options=args.cfg_options)
         # Its imports take seconds.
-        from mmvttt.openmmlab.apis.inference import (
-            open_model,
-            require_images,
-            show_images,
-            show_video,
-        )
+        from mmvttt.openmmlab.apis import inference as api
 
-        require_images(images, args.out)
+        api.require_images(images, args.out)
         device = args.device or cli.default_device()
-        predictor = open_model(config, checkpoint, device, args.amp, args.file)
+        predictor = api.open_model(config, checkpoint, device, args.amp, args.file)
         for image, (prediction, picture) in zip(
-            images, show_images(predictor, images, args.out, args.score_thr), strict=True
+            images, api.show_images(predictor, images, args.out, args.score_thr), strict=True
         ):
             lines = '; '.join(prediction.lines) or 'nothing'
             print(cli.printable(f'{image}: {lines} → {picture}'))
         for source, stem in videos.items():
             out = Path(args.out) / f'{stem}.mp4'
-            frames = show_video(predictor, source, out, args.score_thr)
+            frames = api.show_video(predictor, source, out, args.score_thr)
             count = 0
             with suppress(KeyboardInterrupt):
                 for _ in frames:

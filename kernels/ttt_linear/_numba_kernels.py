@@ -152,15 +152,6 @@ def fill(x, row):
 
 
 @inlined
-def steps(step, eta, place, first, count):
-    """Loads the tokens' steps; zero for padding."""
-    for t in range(count):
-        step[t] = eta[place[0] + (first + t) * place[1]]
-    for t in range(count, len(step)):
-        step[t] = 0
-
-
-@inlined
 def normalize(z, rstd, numbers):
     """Normalises rows z to (z − mean)/σ, and writes 1/σ to `rstd`."""
     dim, inverse, eps, one = numbers
@@ -259,13 +250,7 @@ def _outputs(x, queries, vectors, dim):
 
 @jit
 def forward(start, stop, sizes, numbers, rounds, segment, tokens, parameters, kept, o):
-    """Runs the programs from `start` to `stop`.
-
-    Args:
-        rounds: Whether Z is rounded to bf16.
-        segment: Tokens between two states that are kept.
-        o: Memory of the output as one row.
-    """
+    """Runs the programs from `start` to `stop`; `segment` tokens are between two states kept."""
     dim, rows, columns, size = sizes.dim, sizes.rows, sizes.columns, sizes.size
     kind = parameters.states.dtype
     chunk = new_chunk(sizes, kind)
@@ -283,7 +268,7 @@ def forward(start, stop, sizes, numbers, rounds, segment, tokens, parameters, ke
             load(chunk.kq[:rows], tokens.k, places[K], first, count, dim)
             load(queries, tokens.q, places[Q], first, count, dim)
             load(chunk.v, tokens.v, places[V], first, count, dim)
-            steps(chunk.step, tokens.eta, places[ETA], first, count)
+            load(chunk.step.reshape(-1, 1), tokens.eta, places[ETA], first, count, 1)
             fill(z, state[-1])
             add_product(z, chunk.kq, state[:-1])
             if rounds:
@@ -407,7 +392,7 @@ def _load(chunk, tokens, kept, places, first, sizes):
     load(chunk.kq[:rows], tokens.k, places[K], first, count, dim)
     load(chunk.v, tokens.v, places[V], first, count, dim)
     load(chunk.z[:rows], kept.z, places[OUT], first, count, dim)
-    steps(chunk.step, tokens.eta, places[ETA], first, count)
+    load(chunk.step.reshape(-1, 1), tokens.eta, places[ETA], first, count, 1)
     return count
 
 
@@ -429,12 +414,7 @@ def _walk(
 
 @jit
 def backward(start, stop, sizes, numbers, segment, do, tokens, parameters, kept, grads):
-    """Runs the programs from `start` to `stop`.
-
-    Args:
-        segment: Chunks between two states that were kept.
-        do: Memory of the output's gradient as one row.
-    """
+    """Runs the programs from `start` to `stop`; `segment` chunks are between two states kept."""
     dim, rows, columns, size = sizes.dim, sizes.rows, sizes.columns, sizes.size
     kind = parameters.states.dtype
     chunks = -(-sizes.tokens // size)
@@ -509,8 +489,7 @@ def backward(start, stop, sizes, numbers, segment, do, tokens, parameters, kept,
             store(dkq[:rows], grads.dk, places[OUT], first, count, dim)
             store(dkq[rows:], grads.dq, places[OUT], first, count, dim)
             store(chunk.v, grads.dv, places[OUT], first, count, dim)
-            for t in range(count):
-                grads.deta[places[DETA, 0] + (first + t) * places[DETA, 1]] = dstep[t]
+            store(dstep.reshape(-1, 1), grads.deta, places[DETA], first, count, 1)
             add_product(dw, chunk.kq.T, dzd)
             sum_rows(sums[2], dzd)
             add(dvector, sums[:2])

@@ -25,19 +25,15 @@ _INPUT_ONLY = [True, False, False]
 
 
 def segment(mini_batch_size: int) -> int:
-    """Mini-batches between two saved states: as many tokens as `SEGMENT` of 16, or fewer.
+    """Mini-batches between two saved states.
 
-    With more tokens the parallel parts of the backward pass have too few programs for a GPU; with
-    more mini-batches the states do not fit in a CPU's cache.
+    More tokens leave a GPU too few programs, more mini-batches do not fit in a CPU's cache.
     """
     return max(1, min(SEGMENT, 16 * SEGMENT // mini_batch_size))
 
 
 def kept_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of the saved Z: the tokens' dtype, but fp32 for fp16.
-
-    Z overflows in fp16 for large tokens and loses digits for small ones.
-    """
+    """Dtype of the saved Z, which overflows in fp16 for large tokens."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 
@@ -93,11 +89,7 @@ class _Chunks:
         return out
 
     def state_of(self, w: Tensor, c: Tensor) -> Tensor:
-        """Initial states `(B·R·H, d+1, d)`, [W; c] without the mean over the outputs.
-
-        LayerNorm ignores this mean, and updates have none but for rounding errors. Without it
-        rounding loses no digits of Z to its mean.
-        """
+        """Initial states `(B·R·H, d+1, d)`: [W; c] without the mean, which LayerNorm ignores."""
         state = torch.cat([w, c.unsqueeze(-2)], dim=-2)
         return self.parameter(state - state.mean(-1, keepdim=True))
 
@@ -140,11 +132,7 @@ class _Operands:
     decay: Tensor  # e⊙[K, 1] (n, N, b, d+1)
 
 
-def _operands(
-    inputs: Inputs,
-    directions: str,
-    mini_batch_size: int,
-) -> _Operands:
+def _operands(inputs: Inputs, directions: str, mini_batch_size: int) -> _Operands:
     q, k, v, eta, w0, _, ln_weight, ln_bias, token_scale = inputs
     chunks = _Chunks(q, directions, mini_batch_size)
     keys, queries = chunks.pack_with_one(k), chunks.pack_with_one(q)
