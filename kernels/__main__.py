@@ -24,14 +24,12 @@ def _version(package: str) -> str:
 
 def report() -> str:
     """Versions, the GPU, and one line for each op and backend: whether it can run here."""
+    gpu = 'none'
     if torch.cuda.is_available():
-        major, minor = torch.cuda.get_device_capability()
-        about = f'compute capability {major}.{minor}'
-        if torch.version.hip:
-            about = f'ROCm {torch.version.hip}'
+        capability = '.'.join(map(str, torch.cuda.get_device_capability()))
+        hip = torch.version.hip
+        about = f'ROCm {hip}' if hip else f'compute capability {capability}'
         gpu = f'{torch.cuda.get_device_name()} ({about})'
-    else:
-        gpu = 'none'
     versions = {
         'python': platform.python_version(),
         'torch': torch.__version__,

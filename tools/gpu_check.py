@@ -1,11 +1,9 @@
 """`make gpu`: whole models and ops on this machine's GPU against the CPU, then their times.
 
-    python tools/gpu_check.py --out DIR                  # all parts, in less than ten minutes
-    python tools/gpu_check.py --out DIR --part models    # whole models: outputs and gradients
-    python tools/gpu_check.py --out DIR --part ops       # the tests of the ops
-    python tools/gpu_check.py --out DIR --part times     # wall, GPU and host time of models
-    python tools/gpu_check.py --out DIR --part sanitizer # compute-sanitizer, if it is on the PATH
+    python tools/gpu_check.py --out DIR [--part models|ops|times|sanitizer]
 
+Without --part these are all but the sanitizer, in less than ten minutes. Whole models come first:
+outputs and gradients, then the tests of the ops, then wall, GPU and host time of models.
 Results are in DIR as soon as a step ends: `gpu_check.log`, and tables that name the GPU and the
 versions. A step that runs out of time is interrupted and reports what it has.
 

@@ -55,16 +55,8 @@ def ttt_mlp(
     return OP(q, k, v, w1, w2, w3, scale, loss, backend=backend)[0]
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    w3: Tensor | None,
-    scale: float,
-    loss: str,
-) -> Args:
+def _check(*args: Any) -> Args:
+    q, k, v, w1, w2, w3, scale, loss = args
     weights = {'w1': w1, 'w2': w2} | ({} if w3 is None else {'w3': w3})
     _inputs.check_inner_step(_NAME, q, k, v, **weights)
     if loss not in LOSSES:
