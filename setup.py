@@ -4,6 +4,7 @@ import os
 import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from setuptools import find_packages, setup
@@ -17,6 +18,7 @@ MIM_PARTS = ('configs', 'tools', 'model-index.yml')
 NOT_SHIPPED = ('__pycache__', 'dev', 'gpu_check.py', 'make_model_zoo.py')
 # Goes into site-packages itself, so that stock tools import mmvttt: see mmvttt_startup.py.
 STARTUP = 'mmvttt.pth'
+VERSION = run_path(str(ROOT / 'mmvttt' / 'version.py'))['__version__']
 # Where the sources are public: `make dist REPOSITORY=https://github.com/…`.
 REPOSITORY = os.environ.get('MMVTTT_REPOSITORY', '').rstrip('/')
 
@@ -63,17 +65,11 @@ class EditableWithStartup(editable_wheel):
         return WithStartup()
 
 
-def version() -> str:
-    scope: dict[str, str] = {}
-    exec((ROOT / 'mmvttt' / 'version.py').read_text(), scope)
-    return scope['__version__']
-
-
 def readme() -> str:
     """The README with absolute links: an index shows it without the repository."""
     text = (ROOT / 'README.md').read_text(encoding='utf-8')
     if REPOSITORY:
-        there = f']({REPOSITORY}/%s/v{version()}/'
+        there = f']({REPOSITORY}/%s/v{VERSION}/'
         text = text.replace('](docs/pictures/', f'{there % "raw"}docs/pictures/')
         for start in ('docs/', 'CHANGELOG', 'CITATION', 'CONTRIBUTING'):
             text = text.replace(f']({start}', f'{there % "blob"}{start}')
@@ -149,7 +145,7 @@ packages += ['ttt_kernels', *(f'ttt_kernels.{p}' for p in find_packages('kernels
 
 setup(
     name='mmvttt',
-    version=version(),
+    version=VERSION,
     description='Linear-time Test-Time-Training backbones for vision: torch, timm, OpenMMLab',
     long_description=readme(),
     long_description_content_type='text/markdown',

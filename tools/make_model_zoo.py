@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from torch import Tensor, nn
+from torch import nn
 
 from mmvttt.analysis.flops import count_cost
 from mmvttt.cli import command_line
@@ -102,16 +102,13 @@ def paper_count(model: Mapping[str, Any]) -> PaperCount | None:
 
 
 def _count_norms(network: nn.Module) -> list[int]:
-    """Yields a list, to which every norm that runs adds its operations."""
-    found: list[int] = []
-
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
-        found.extend(inputs[0].numel() * n for kind, n in _NORMS if isinstance(module, kind))
-
+    """A list, to which every norm that runs adds its operations."""
+    counts: list[int] = []
     for module in network.modules():
-        if isinstance(module, tuple(kind for kind, _ in _NORMS)):
-            module.register_forward_hook(hook)
-    return found
+        for kind, n in _NORMS:
+            if isinstance(module, kind):
+                module.register_forward_hook(lambda _, x, __, n=n: counts.append(x[0].numel() * n))
+    return counts
 
 
 def load_models() -> list[dict[str, Any]]:
