@@ -182,7 +182,8 @@ def compiled_for(gpu: int | str) -> Iterator[dict[str, CompiledKernel]]:
 
 
 def _forget() -> None:
-    """Forgets what was planned for other GPUs."""
+    """Forgets what is known of other GPUs, and planned for them."""
+    _backend.known.cache_clear()
     _launch.forget_plans()
     for op in OPS.values():
         op.plans.clear()
