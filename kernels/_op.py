@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from operator import itemgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -55,27 +56,31 @@ def is_eager() -> bool:
     return not (transforms() or modes() or tracing())
 
 
+def _picker(indices: Sequence[int]) -> Callable[[Args], Args]:
+    """A function that picks items of a tuple; `itemgetter` of one index returns no tuple."""
+    return itemgetter(*indices) if len(indices) > 1 else lambda args: (args[indices[0]],)
+
+
 class Plan(NamedTuple):
     """Decisions that follow from the layout of an eager call.
 
     Attributes:
         implementation: Module with the passes of the backend.
         backend: Its name for the registered op.
-        args: The arguments as the op takes them; each call puts its own tensors in.
+        options: The arguments other than tensors, as the op takes them.
         casts: Dtypes by position, for tensors that autocast casts.
     """
 
     implementation: ModuleType
     backend: str
-    args: Args
+    options: Args
     casts: tuple[tuple[int, torch.dtype], ...]
 
 
-def _without_autocast(implementation: ModuleType, x: Tensor) -> Any:
+def _without_autocast(x: Tensor) -> Any:
     """In torch's own operations autocast would round states and weights."""
-    if implementation.__name__.endswith('.reference') and torch.is_autocast_enabled(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
-    return _NOTHING
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _NOTHING
 
 
 def _forward(implementation: ModuleType, args: Args, keep: bool) -> Any:
@@ -135,7 +140,10 @@ class Op:
         self.options = tuple(i for i in range(len(kinds)) if i not in self.tensors)
         self.optional = tuple(i for i in self.tensors if kinds[i] == 'Tensor?')
         both = (*self.tensors, *self.options)
-        self.order = tuple(both.index(i) for i in range(len(both)))
+        self.tensors_of = _picker(self.tensors)
+        # Tensors and options in the order of the schema.
+        self.in_order = _picker([both.index(i) for i in range(len(both))])
+        self.no_gradients = (None,) * len(self.options)
         self.plans: dict[Args, Any] = {}
         self.function = self._function()
         self.registered, self.registered_backward = self._register()
@@ -148,11 +156,9 @@ class Op:
         plan = self._plan(args, backend) if is_eager() else None
         if plan is None:
             return self._call_registered(args, backend)
-        ready = list(plan.args)
-        for i in self.tensors:
-            ready[i] = args[i]
         for i, dtype in plan.casts:
-            ready[i] = args[i].to(dtype)
+            args = (*args[:i], args[i].to(dtype), *args[i + 1 :])
+        ready = self.in_order((*self.tensors_of(args), *plan.options))
         out = self.function.apply(plan, torch.is_grad_enabled(), *ready)
         return out if isinstance(out, tuple) else (out,)
 
@@ -192,7 +198,7 @@ class Op:
             for i in self.tensors
             if ready[i] is not None and ready[i].dtype != args[i].dtype
         )
-        options = tuple(None if i in self.tensors else x for i, x in enumerate(ready))
+        options = tuple(ready[i] for i in self.options)
         return Plan(self.choose(ready, resolved), resolved, options, casts)
 
     def _remember(self, key: Args, value: Any) -> Any:
@@ -244,7 +250,7 @@ class Op:
 
     def run(self, implementation: ModuleType, args: Args, keep: bool) -> tuple[Tensor, ...]:
         """Results of an implementation, and what it kept."""
-        with _without_autocast(implementation, args[0]):
+        with _without_autocast(args[0]) if implementation is self.reference else _NOTHING:
             out = self.forward(implementation, args, keep)
         return out if isinstance(out, tuple) else (out,)
 
@@ -252,7 +258,7 @@ class Op:
         self, implementation: ModuleType, grads: Grads, args: Args, kept: Grads, needs: Args
     ) -> list[Tensor | None]:
         """Gradients of the tensors by an implementation; None for those that are not needed."""
-        with _without_autocast(implementation, args[0]):
+        with _without_autocast(args[0]) if implementation is self.reference else _NOTHING:
             out = self.backward(implementation, grads, args, kept, needs)
         return [g if need else None for g, need in zip(out, needs, strict=True)]
 
@@ -262,34 +268,27 @@ class Op:
         kept = out[self.results :]
         if self.saves_output:
             kept = (*kept, out[0])
-        ctx.save_for_backward(*(args[i] for i in self.tensors), *kept)
+        ctx.save_for_backward(*self.tensors_of(args), *kept)
         ctx.set_materialize_grads(False)
         ctx.options = [args[i] for i in self.options]
-
-    def _arguments(self, tensors: Grads, options: Sequence[Any]) -> Args:
-        """Tensors and options in the order of the schema."""
-        both = (*tensors, *options)
-        return tuple([both[i] for i in self.order])
 
     def _gradients(
         self, ctx: Any, grads: Grads, first: int, backend: str, implementation: ModuleType | None
     ) -> Grads:
         """Gradients of all arguments, which are the inputs of `ctx` from its `first` on."""
-        out: list[Tensor | None] = [None] * len(self.names)
         grads = grads[: self.results]
         if all(g is None for g in grads):  # from a function that has no gradient for its input
-            return out
+            return (None,) * len(self.names)
         # Under checkpointing the saved tensors can be unpacked only once.
         saved, count = ctx.saved_tensors, len(self.tensors)
-        args, kept = self._arguments(saved[:count], ctx.options), saved[count:]
-        needs_input_grad = ctx.needs_input_grad  # a new tuple at every access
-        needs = [needs_input_grad[first + i] for i in self.tensors]
+        args, kept = self.in_order((*saved[:count], *ctx.options)), saved[count:]
+        needs = list(self.tensors_of(ctx.needs_input_grad[first:]))
         if torch.is_grad_enabled():  # the gradients will be differentiated
-            found = _inputs.gradients_of(self.definition, grads, args)
-            found = [found[i] for i in self.tensors]
+            found = self.tensors_of(_inputs.gradients_of(self.definition, grads, args))
         elif implementation is not None and is_eager():
             dense = [g.resolve_neg() if g is not None and g.is_neg() else g for g in grads]
             found = self.run_backward(implementation, dense, args, kept, needs)
+            return self.in_order((*found, *self.no_gradients))
         else:
             if self.keeps and kept[0].numel() == 0 and grads[0].numel():
                 # Inside vmap no tensor says that it requires a gradient, and nothing was kept.
@@ -297,9 +296,8 @@ class Op:
             found = self.registered_backward(
                 *grads, *saved[:count], *kept, *ctx.options, backend, needs
             )
-        for i, g, need in zip(self.tensors, found, needs, strict=True):
-            out[i] = g if need else None
-        return out
+        found = [g if need else None for g, need in zip(found, needs, strict=True)]
+        return self.in_order((*found, *self.no_gradients))
 
     def _function(self) -> type[torch.autograd.Function]:
         """The function of eager calls; profilers show its name."""
@@ -353,7 +351,7 @@ class Op:
             needs = [True] * len(tensors)
             if not isinstance(backend, str):  # torch leaves out a default
                 needs, backend = backend, options.pop()
-            return grads, self._arguments(tensors, options), saved, backend, needs
+            return grads, self.in_order((*tensors, *options)), saved, backend, needs
 
         def backward(*args: Any) -> Args:
             grads, args, saved, backend, needs = split(args)
