@@ -69,7 +69,7 @@ def main() -> None:
         vae = api.load_autoencoder(args.vae, args.device) if args.vae else None
         prompts = None
         if args.prompts:
-            with np.load(args.prompts) as arrays:
+            with np.load(args.prompts, allow_pickle=False) as arrays:
                 prompts = {n: torch.from_numpy(array).float() for n, array in arrays.items()}
         elif args.prompt:
             prompts = api.encode_prompts(args.pipeline, args.prompt, args.device)

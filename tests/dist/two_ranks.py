@@ -120,7 +120,7 @@ class Wrapped(BaseModel):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        sizes = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
+        sizes = dict(embed_dims=16, num_layers=1, num_heads=2, feedforward_channels=32)
         self.backbone = Vittt(sizes, img_size=32)
 
     def forward(self, inputs: Tensor, mode: str) -> dict[str, Tensor]:

@@ -125,7 +125,7 @@ def test_a_backbone_is_compiled_as_a_whole_or_with_checkpoints_by_its_blocks() -
     assert compiled == [*model['backbone'].blocks, model['teacher']['backbone']]
 
 
-@pytest.mark.parametrize('whole', [False, True])
+@pytest.mark.parametrize('whole', [True, pytest.param(False, marks=pytest.mark.stress)])
 def test_mesa_trains_and_evaluates_compiled(whole: bool) -> None:
     init_default_scope('mmpretrain')
     torch.manual_seed(0)
