@@ -78,9 +78,9 @@ def readme() -> str:
 
 # Ranges that were tried.
 INSTALL = [
-    # 2.11 is the common GPU image, 2.15 the newest one with which all tests passed; `mmvttt` lists
-    # the same. CUDA builds bring the Triton that they were tested with; without it the ops run
-    # their definitions in PyTorch.
+    # 2.11 is the common GPU image, 2.15 the newest release; stress tests have run with 2.14 only.
+    # `mmvttt` lists the same. CUDA builds bring the Triton that they were tested with; without it
+    # the ops run their definitions in PyTorch.
     'torch>=2.11,<2.16',
     'torchvision>=0.26,<0.30',
     # 1.0.24 and older unpickle what create_model(checkpoint_path=…) reads.
