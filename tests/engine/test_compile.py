@@ -123,6 +123,12 @@ def test_a_backbone_is_compiled_as_a_whole_or_with_checkpoints_by_its_blocks() -
     CompileHook(options=dict(backend='eager', whole=True)).before_run(runner)
     compiled = [m for m in model.modules() if vars(m).get('_compiled_call_impl')]
     assert compiled == [*model['backbone'].blocks, model['teacher']['backbone']]
+    # Without blocks in a backbone, those elsewhere are compiled.
+    model = nn.ModuleDict(dict(backbone=nn.Linear(1, 1), head=ViT3(PLAIN)))
+    runner = SimpleNamespace(model=model, logger=logging.getLogger())
+    CompileHook(options=dict(backend='eager', whole=True)).before_run(runner)
+    compiled = [m for m in model.modules() if vars(m).get('_compiled_call_impl')]
+    assert compiled == [*model['head'].blocks]
 
 
 @pytest.mark.parametrize('whole', [True, pytest.param(False, marks=pytest.mark.stress)])

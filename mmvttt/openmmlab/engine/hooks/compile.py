@@ -92,8 +92,10 @@ class CompileHook(Hook):
         if not self.required and not blocks_of(runner.model, self.names):
             runner.logger.info('torch.compile: the model has no blocks to compile')
             return
-        models = _backbones_of(runner.model) if self.options.get('whole') else [runner.model]
-        compiled = [m for x in models for m in compile_blocks(x, self.names, **self.options)]
+        whole = [m for m in _backbones_of(runner.model) if blocks_of(m, self.names)]
+        options = self.options | {'whole': bool(whole) and self.options.get('whole', False)}
+        models = whole if options['whole'] else [runner.model]
+        compiled = [m for x in models for m in compile_blocks(x, self.names, **options)]
         counts = Counter(type(module).__name__ for module in compiled)
         parts = ', '.join(f'{count} × {name}' for name, count in counts.items())
         runner.logger.info(
