@@ -7,10 +7,6 @@
   state      drift, rank and learning rate of the inner models; where in the image they move
   attention  implicit attention of chosen patches, and how far it reaches; timm's ViTs too
   keys       key shift, by which to decide about a key norm; timm's ViTs too
-  features   norms of the last map and the FPN's levels; any model
-
-With --annotations (a COCO file with masks of the images) gmm.csv has the share of the gradient
-inside the masks over their share of the area, and the area under its ROC curve.
 
 example: python tools/inspect_model.py vittt_t_in1k photo.jpg --checkpoint vittt.pth --what erf gmm
 """
@@ -41,7 +37,6 @@ def main() -> None:
         'place of a patch for --what attention, from 0 to 1; may be given again; default: 0.5 0.5'
     )
     add('--query', action='append', help=help, **axes)
-    add('--annotations', type=Path, help='COCO file with the masks of the images')
     args = parser.parse_args()
     with cli.plain_errors():
         found = load_model(args.model, args.cfg_options, args.checkpoint, args.key)
@@ -56,7 +51,6 @@ def main() -> None:
             tuple(args.shape or found.size),
             Path(args.out),
             tuple(args.query or [(0.5, 0.5)]),
-            args.annotations,
             found.prepare,
         )
         for path in inspect_model(look, args.what):

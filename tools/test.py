@@ -21,8 +21,6 @@ def main() -> None:
     add('--out', type=cli.new_file, metavar='FILE.pkl', help=help)
     help = 'draw the predictions into a folder'
     add('--show-dir', type=cli.new_folder, metavar='DIR', help=help)
-    help = 'draw the confusion matrix into a folder, of detectors also precision over recall'
-    add('--mistakes', type=cli.new_folder, metavar='DIR', help=help)
     help = (
         "merge the predictions for versions of an image, by the config's tta_pipeline and tta_model"
     )

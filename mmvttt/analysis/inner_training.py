@@ -208,33 +208,6 @@ def effective_rank(matrices: Tensor) -> Tensor:
     return torch.special.entr(shares).sum(-1).exp().where(total.squeeze(-1) > 0, 0)
 
 
-def mask_scores(magnitude: Tensor, coverage: Tensor) -> tuple[float, float]:
-    """Compares a map with a mask of the objects (ours, not the paper's).
-
-    Args:
-        magnitude: Map `(N,)` of N patches, not negative.
-        coverage: Fraction of each patch inside the mask, `(N,)` in [0, 1].
-
-    Returns:
-        The share of the map's mass inside the mask over the mask's share of the area (1 is no
-        preference), and the area under the ROC curve of the map as a score of foreground pixels
-        (0.5 is chance). NaN if the mask is empty or full.
-    """
-    score, inside = magnitude.double().cpu(), coverage.double().cpu()
-    outside = 1 - inside
-    if min(inside.sum(), outside.sum(), score.sum()) <= 0:
-        return float('nan'), float('nan')
-    ratio = (score * inside).sum() / score.sum() / inside.mean()
-    # Pairs of a foreground and a background pixel in the right order; ties count half.
-    values, rank = score.unique(return_inverse=True)
-    positive, negative = (
-        torch.zeros_like(values).index_add(0, rank, weight) for weight in (inside, outside)
-    )
-    below = negative.cumsum(0) - negative / 2
-    area = (positive * below).sum() / (positive.sum() * negative.sum())
-    return ratio.item(), area.item()
-
-
 def follow_scan(
     inputs: reference.Inputs, directions: str, mini_batch_size: int, eps: float = 1e-6
 ) -> ScanTraining:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from .attention import attention_distance, implicit_attention, key_shift, softmax_weights
-from .inner_training import LayerTraining, largest_tokens, mask_scores
+from .inner_training import LayerTraining, largest_tokens
 from .look import Look, means, spread
 from .mixers import SOFTMAX, Mixing
 from .pictures import (
@@ -30,7 +30,7 @@ from .pictures import (
     styled,
     two_digits,
 )
-from .receptive_field import SHARES, feature_maps, receptive_fields
+from .receptive_field import SHARES, receptive_fields
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +88,7 @@ def draw_fields(look: Look) -> list[Path]:
 @styled
 def draw_gradients(look: Look) -> list[Path]:
     """gmm: gradient magnitude maps (vision-ttt Eq. 6) and the 30 % of the largest tokens."""
-    files, scores = [], []
+    files, rows = [], []
     for path, (picture, _), layers in zip(look.files, look.images, look.trainings, strict=True):
         chosen = spread(layers)
         figure, axes = image_panels(
@@ -107,14 +107,8 @@ def draw_gradients(look: Look) -> list[Path]:
             show_image(masked, picture * F.interpolate(mask, look.size)[0].clamp(min=_DIMMED))
         colour_bar(figure, drawn, axes[: len(chosen) + 1], 'gradient /\nmaximum')
         files.append(look.save(figure, f'gmm_{look.names[path]}'))
-        for layer in layers:
-            row = (layer.variation[0].item(),)
-            coverage = look.coverage(path, layer.hw)
-            if coverage is not None:
-                row += mask_scores(layer.magnitude[0], coverage)
-            scores.append((layer.name, *row))
-    columns = ('layer', 'variation', 'mask_ratio', 'mask_auc')[: len(scores[0])]
-    return [*files, look.table('gmm', columns, means(scores))]
+        rows += [(layer.name, layer.variation[0].item()) for layer in layers]
+    return [*files, look.table('gmm', ('layer', 'variation'), means(rows))]
 
 
 @styled
@@ -263,33 +257,6 @@ def draw_keys(look: Look) -> list[Path]:
     return [look.save(figure, 'keys'), look.table('keys', columns, by_layer)]
 
 
-@styled
-def draw_features(look: Look) -> list[Path]:
-    """features: three principal components of the last map and of the FPN's levels, as colours."""
-    files, rows = [], []
-    for path, (picture, image) in zip(look.files, look.images, strict=True):
-        with torch.no_grad():
-            maps = feature_maps(look.model.eval(), image[None])
-        figure, axes = image_panels(len(maps) + 1, 3, look.size, 'Principal components')
-        show_image(axes[0], picture, cut_middle(path.name, 28))
-        for panel, (name, (features,)) in zip(axes[1:], maps.items(), strict=True):
-            cells = features.flatten(1).mT.double()
-            cells = cells - cells.mean(0)
-            variances, directions = torch.linalg.eigh(cells.mT @ cells)
-            directions = directions[:, -3:].flip(1)
-            # An eigenvector has no sign: its largest entry is positive.
-            signs = directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
-            colours = cells @ (directions * signs)
-            colours = colours - colours.amin(0)
-            colours /= colours.amax(0).clamp_min(torch.finfo(colours.dtype).tiny)
-            drawn = colours.mT.unflatten(1, features.shape[1:])[None]
-            show_image(panel, F.interpolate(drawn, look.size)[0], name)
-            rows.append((name, (variances[-3:].sum() / variances.sum()).item()))
-        files.append(look.save(figure, f'features_{look.names[path]}'))
-    columns = ('map', 'share_of_variance')
-    return [*files, look.table('features', columns, means(rows))]
-
-
 DIAGNOSTICS: dict[str, Callable[[Look], list[Path]]] = {
     'erf': draw_fields,
     'gmm': draw_gradients,
@@ -297,7 +264,6 @@ DIAGNOSTICS: dict[str, Callable[[Look], list[Path]]] = {
     'state': draw_states,
     'attention': draw_attention,
     'keys': draw_keys,
-    'features': draw_features,
 }
 
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
-from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import DataError, UsageError
+from ..errors import UsageError
 from ..named_model import as_in_imagenet, read_picture
 from .inner_training import LayerTraining, training_of
 from .mixers import Mixing, backbone_of, record_mixers
@@ -41,7 +36,6 @@ class Look:
         size: (height, width) to which they are resized.
         out: Folder of the pictures and tables.
         queries: Positions (row, column) in [0, 1] whose implicit attention is drawn.
-        annotations: COCO file with the objects' masks, or None.
         prepare: RGB in [0, 1], `(3, H, W)` → what the model takes, `(C, H, W)`.
     """
 
@@ -50,7 +44,6 @@ class Look:
     size: tuple[int, int]
     out: Path
     queries: Sequence[tuple[float, float]] = ((0.5, 0.5),)
-    annotations: Path | None = None
     prepare: Callable[[Tensor], Tensor] = as_in_imagenet
 
     @cached_property
@@ -87,38 +80,6 @@ class Look:
                 '--what erf attention keys work without an inner training'
             )
         return [[layer for layer in layers if layer is not None] for layers in followed]
-
-    def coverage(self, path: Path, hw: tuple[int, int]) -> Tensor | None:
-        """Fraction of each patch in the masks of an image `(h·w,)`; None without annotations."""
-        if self.annotations is None:
-            return None
-        entries = [e for e in self._coco.imgs.values() if Path(e['file_name']).name == path.name]
-        if len(entries) > 1:
-            entries = [e for e in entries if path.as_posix().endswith(e['file_name'])]
-        if len(entries) != 1:
-            raise DataError(
-                f'{str(self.annotations)!r} has {len(entries)} images {str(path)!r}: give a path '
-                'that ends in its file_name'
-            )
-        (info,) = entries
-        mask = np.zeros((info['height'], info['width']), np.float32)
-        for annotation in self._coco.imgToAnns[info['id']]:
-            mask = np.maximum(mask, self._coco.annToMask(annotation))
-        # Resized like the image, then averaged over each patch.
-        covered = F.interpolate(torch.from_numpy(mask)[None, None], self.size, mode='area')
-        return F.adaptive_avg_pool2d(covered, hw).flatten()
-
-    @cached_property
-    def _coco(self) -> Any:
-        from pycocotools.coco import COCO
-
-        try:
-            with redirect_stdout(StringIO()):
-                return COCO(str(self.annotations))
-        except (OSError, json.JSONDecodeError, KeyError, AssertionError) as error:
-            raise DataError(
-                f'{str(self.annotations)!r} is not a COCO annotation file: {error}'
-            ) from error
 
     @property
     def counted(self) -> str:

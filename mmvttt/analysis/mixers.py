@@ -95,7 +95,7 @@ def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
     if not records:
         raise UsageError(
             f'{type(model).__name__} has no token mixer that can be followed: give a model with '
-            "a Vittt, ViT³, H-ViT³ or T⁵, or timm's ViT (--what erf and features take any model)"
+            "a Vittt, ViT³, H-ViT³ or T⁵, or timm's ViT (--what erf takes any model)"
         )
     ran: list[Mixing] = []
     ops, softmax = _RecordOps(), _RecordSoftmax()

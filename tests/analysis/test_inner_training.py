@@ -13,7 +13,6 @@ from mmvttt.analysis.inner_training import (
     effective_rank,
     inspect_training,
     largest_tokens,
-    mask_scores,
     training_of,
 )
 from mmvttt.analysis.mixers import record_mixers
@@ -272,18 +271,6 @@ def test_effective_rank_by_hand() -> None:
     entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     actual = effective_rank(torch.stack([torch.diag(torch.tensor([3.0, -1])), torch.zeros(2, 2)]))
     assert actual.tolist() == pytest.approx([math.exp(entropy), 0])
-
-
-def test_mask_scores_by_hand() -> None:
-    magnitude = torch.tensor([4.0, 1, 1, 2])
-    # 4 of 8 inside a quarter of the area; everything inside is larger than everything outside.
-    assert mask_scores(magnitude, torch.tensor([1.0, 0, 0, 0])) == pytest.approx((2, 1))
-    # The pairs (1, 4), (1, 1), (1, 2): one tie.
-    assert mask_scores(magnitude, torch.tensor([0.0, 1, 0, 0])) == pytest.approx((0.5, 0.5 / 3))
-    # Half a patch: foreground pixels of 4 and 2, background of 2 and twice 1.
-    half = torch.tensor([1.0, 0, 0, 0.5])
-    assert mask_scores(magnitude, half) == pytest.approx((5 / 8 / (1.5 / 4), (2.5 + 1.125) / 3.75))
-    assert all(map(math.isnan, mask_scores(magnitude, torch.zeros(4))))
 
 
 # ------------------------------------------------------------------------- mixers of other packages

@@ -108,7 +108,7 @@ def test_wrong_words_files_and_configs(run: Callable, args: tuple) -> None:
     assert all(word in error for word in WORDS[args]), error
 
 
-FOLDERS_OF_EVALUATE = ('mistakes', 'show_dir', 'work_dir')
+FOLDERS_OF_EVALUATE = ('show_dir', 'work_dir')
 DETECTOR = (DEMO, 'other.pth')
 # Arguments before a file to write, and before a folder.
 FILES = (
@@ -124,7 +124,6 @@ FOLDERS = (
     ('draw_predictions', *DETECTOR, '--out'),
     ('inspect_model', QUICK[0], 'a.jpg', '--out'),
     ('probe', QUICK[0], 'empty', 'empty', '--out'),
-    ('test', *DETECTOR, '--mistakes'),
     ('test', *DETECTOR, '--show-dir'),
     ('test', *DETECTOR, '--work-dir'),
 )

@@ -41,11 +41,11 @@ def test_mmvttt_runs_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     became = []
     monkeypatch.setattr(os, 'execv', lambda *args: became.append(args))
     for name, file in (('test', 'test'), ('predict', 'image_demo'), ('get-flops', 'get_flops')):
-        __main__.main([name, 'c.py', '--mistakes', 'wrong'])
+        __main__.main([name, 'c.py', '--out', 'a.pkl'])
         program, (python, tool, *arguments) = became.pop()
         assert program == python == sys.executable
         assert Path(tool).read_bytes() == (ROOT / f'tools/{file}.py').read_bytes()
-        assert arguments == ['c.py', '--mistakes', 'wrong']
+        assert arguments == ['c.py', '--out', 'a.pkl']
     with pytest.raises(SystemExit, match=r"no tool 'trian'; it has .*, train\b"):
         __main__.main(['trian'])
 

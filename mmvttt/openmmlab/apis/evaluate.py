@@ -31,7 +31,6 @@ def evaluate(
     *,
     out: str | None = None,
     show_dir: str | None = None,
-    mistakes: str | None = None,
     tta: bool = False,
     amp: bool = False,
     cuda_graph: bool = False,
@@ -45,7 +44,6 @@ def evaluate(
         checkpoint: The weights.
         out: A .pkl file for the predictions.
         show_dir: A folder for pictures of the predictions.
-        mistakes: A folder for the confusion matrix, see `mmvttt.openmmlab.analysis.mistakes`.
         tta: See `enable_tta`.
         amp: Run the backbone in mixed precision, see `autocast_backbone`.
         cuda_graph: Replay the backbone as a CUDA graph, see `mmvttt.deploy.cuda_graph`.
@@ -68,7 +66,7 @@ def evaluate(
     if file is not None and (tta or cuda_graph):
         raise UsageError('a file predicts as it was exported: leave out --tta and --cuda-graph')
     cfg = load_config(config, needed=_NEEDED, **config_args)
-    for folder in filter(None, (cfg.work_dir, show_dir, mistakes)):
+    for folder in filter(None, (cfg.work_dir, show_dir)):
         check_new_folder(folder)
     source = existing(checkpoint)
     cfg.load_from, cfg.resume = source, False
@@ -99,12 +97,6 @@ def evaluate(
         autocast_backbone(model)
     if cuda_graph:
         replay_cuda_graph(backbone_for(model, '--cuda-graph'))
-    if mistakes is not None:
-        from ..analysis.mistakes import Mistakes
-
-        metrics.append(Mistakes(mistakes, scope, dataset))
-    for metric in metrics:
-        metric.dataset_meta = runner.test_evaluator.dataset_meta
     runner.test_evaluator.metrics += metrics
     return runner.test()
 
