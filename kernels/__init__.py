@@ -16,7 +16,7 @@ if __name__ != 'ttt_kernels':
 from ._backend import BACKENDS, available
 from ._op import decompositions
 from .causal_conv import causal_conv
-from .deform_attn import deform_attn, deform_attn_fused
+from .deform_attn import deform_attn
 from .ttt_dwconv import ttt_dwconv
 from .ttt_glu import ttt_glu
 from .ttt_linear import ttt_linear
@@ -28,7 +28,6 @@ __all__ = [
     'causal_conv',
     'decompositions',
     'deform_attn',
-    'deform_attn_fused',
     'ttt_dwconv',
     'ttt_glu',
     'ttt_linear',

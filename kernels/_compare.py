@@ -77,8 +77,7 @@ def _results(op: Op, module: Any, args: Args) -> dict[str, Tensor]:
     grads: list[Tensor | None] = [seeds.normal(*x.shape).to(x) for x in results]
     grads = [*grads, *[None] * (op.results - len(grads))]
     needs = [args[i] is not None and args[i].is_floating_point() for i in op.tensors]
-    saved = out[op.results :] + (out[:1] if op.saves_output else ())
-    grads_of_args = op.run_backward(module, grads, args, saved, needs)
+    grads_of_args = op.run_backward(module, grads, args, out[op.results :], needs)
     named = {f'result {i}': x for i, x in enumerate(results)}
     for i, x in zip(op.tensors, grads_of_args, strict=True):
         if x is not None:

@@ -109,10 +109,8 @@ class Op:
         results: How many results the op has.
         kept: Names of the other tensors that `forward` returns, for the backward pass.
         keeps: Whether `forward` can leave those empty.
-        saves_output: Whether the backward pass needs the result too, as the last one kept.
         forward, unsupported: Calls of an implementation, where they differ from the usual ones.
         examples: Arguments for a kernel's check of itself (`_compare.Examples` makes the tensors).
-        public_names: Names of the arguments in errors, where they differ from the schema's.
     """
 
     name: str
@@ -128,11 +126,9 @@ class Op:
     results: int = 1
     kept: tuple[str, ...] = ()
     keeps: bool = False
-    saves_output: bool = False
     forward: Callable[[ModuleType, Args, bool], Any] = _forward
     unsupported: Callable[[ModuleType, Args], str | None] = _unsupported
     examples: Callable[[Any], Iterable[Args]] = lambda new: ()
-    public_names: Callable[[Args], tuple[str, ...]] | None = None
 
     def __post_init__(self) -> None:
         kinds, self.names = zip(*(x.split() for x in self.schema.split(', ')), strict=True)
@@ -220,9 +216,8 @@ class Op:
 
     def prepare(self, args: Args) -> Args:
         """The arguments as the op takes them: checked, with tokens in the autocast dtype."""
-        names = self.names if self.public_names is None else self.public_names(args)
         given = [i for i in self.tensors if i not in self.optional or args[i] is not None]
-        _inputs.check_tensors(self.name, [(names[i], args[i]) for i in given])
+        _inputs.check_tensors(self.name, [(self.names[i], args[i]) for i in given])
         tensors = {self.names[i]: args[i] for i in self.tensors}
         if _inputs.autocasting(args[0].device):
             casts = {n: _inputs.to_autocast(tensors[n])[0] for n in self.tokens}
@@ -265,10 +260,7 @@ class Op:
     # ------------------------------------------------------------------------------- gradients
 
     def _save(self, ctx: Any, args: Args, out: Args) -> None:
-        kept = out[self.results :]
-        if self.saves_output:
-            kept = (*kept, out[0])
-        ctx.save_for_backward(*self.tensors_of(args), *kept)
+        ctx.save_for_backward(*self.tensors_of(args), *out[self.results :])
         ctx.set_materialize_grads(False)
         ctx.options = [args[i] for i in self.options]
 
@@ -345,7 +337,7 @@ class Op:
 
         def split(args: Args) -> tuple[Grads, Args, Grads, str, Sequence[bool]]:
             """Gradients of results, arguments, what was kept, backend, and what is needed."""
-            ends = itertools.accumulate((self.results, len(self.tensors), len(kept)))
+            ends = itertools.accumulate((self.results, len(self.tensors), len(self.kept)))
             parts = [args[i:j] for i, j in itertools.pairwise((0, *ends, None))]
             grads, tensors, saved, (*options, backend) = parts
             needs = [True] * len(tensors)
@@ -375,7 +367,6 @@ class Op:
             op.register_fake(shapes)
             return op
 
-        kept = (*self.kept, 'out') if self.saves_output else self.kept
         op = declare(
             self.name,
             forward,
@@ -388,7 +379,7 @@ class Op:
         tensors = ', '.join(self.schema.split(', ')[i] for i in self.tensors)
         optional = '?' if self.results > 1 else ''
         given = ', '.join(f'Tensor{optional} d{i}' for i in range(self.results))
-        saved = ''.join(f', Tensor {name}' for name in kept)
+        saved = ''.join(f', Tensor {name}' for name in self.kept)
         declare(
             f'{self.name}_backward',
             backward,

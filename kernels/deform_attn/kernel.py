@@ -6,8 +6,6 @@ loops over the points of some rows. The gradient of the values is gathered inste
 points are sorted by cell (stably, by 32-bit keys), and the points that touch a pixel are then two
 runs of the sorted list, for the two cells that begin in its line and the two above. No atomics add
 floats, so the same inputs give the same bits.
-
-With FUSED, `places` are offsets in pixels from `reference`, and `weights` are logits.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,19 +26,11 @@ _INT32 = 2**31 - 1
 
 
 @triton.jit
-def _locate(
-    places, reference, point, here, live, width, height, FUSED: tl.constexpr, ACC: tl.constexpr
-):
+def _locate(locations, point, live, width, height, ACC: tl.constexpr):
     """Positions in pixels of a level; pixel centres are whole numbers."""
-    x = tl.load(places + 2 * point, mask=live, other=0.0).to(ACC)
-    y = tl.load(places + 2 * point + 1, mask=live, other=0.0).to(ACC)
-    if FUSED:
-        x += tl.load(reference + 2 * here, mask=live, other=0.0).to(ACC) * width
-        y += tl.load(reference + 2 * here + 1, mask=live, other=0.0).to(ACC) * height
-    else:
-        x *= width
-        y *= height
-    return x - 0.5, y - 0.5
+    x = tl.load(locations + 2 * point, mask=live, other=0.0).to(ACC)
+    y = tl.load(locations + 2 * point + 1, mask=live, other=0.0).to(ACC)
+    return x * width - 0.5, y * height - 0.5
 
 
 @triton.jit
@@ -55,62 +45,33 @@ def _axis(x, size, ACC: tl.constexpr):
 
 
 @triton.jit
-def _pixels(
-    value,
-    offset,
-    step_y,
-    step_x,
-    near_y,
-    far_y,
-    near_x,
-    far_x,
-    FAR_ROW: tl.constexpr,
-    FAR_COLUMN: tl.constexpr,
-    D: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
-    """Loads one of the four pixels around every row's point `(ROWS, CHANNELS)`; zeros outside."""
-    offset += FAR_ROW * step_y + FAR_COLUMN * step_x
+def _pixels(value, offset, inside, D: tl.constexpr, CHANNELS: tl.constexpr):
+    """Loads a pixel for every row `(ROWS, CHANNELS)`; zeros where it is not `inside`."""
     channel = tl.arange(0, CHANNELS)
-    mask = ((far_y if FAR_ROW else near_y) & (far_x if FAR_COLUMN else near_x))[:, None]
+    mask = inside[:, None]
     if CHANNELS != D:
         mask = mask & (channel < D)[None, :]
     return tl.load(value + offset[:, None] + channel[None, :], mask=mask, other=0.0)
 
 
-@triton.jit
-def _softmax_statistics(logits, first, live, COUNT: tl.constexpr, ACC: tl.constexpr):
-    """Largest logit and sum of exponentials of every row."""
-    peak = tl.load(logits + first, mask=live, other=0.0).to(ACC)
-    for i in tl.static_range(1, COUNT):
-        peak = tl.maximum(peak, tl.load(logits + first + i, mask=live, other=0.0).to(ACC))
-    total = tl.zeros_like(peak)
-    for i in tl.static_range(COUNT):
-        total += tl.exp(tl.load(logits + first + i, mask=live, other=0.0).to(ACC) - peak)
-    return peak, total
-
-
 # ----------------------------------------------------------------------------------------- kernels
 
 
-@triton.jit(do_not_specialize=['S', 'H', 'Q', 'reference_b'])
+@triton.jit(do_not_specialize=['S', 'H', 'Q'])
 def _forward(
     value,  # (B, S, H, D)
     shapes,  # (L, 2): height and width
-    reference,  # (B or 1, Q, L, 2) if FUSED
-    places,  # (B, Q, H, L, P, 2)
+    locations,  # (B, Q, H, L, P, 2)
     weights,  # (B, Q, H, L, P)
     out,  # (B, Q, H, D)
     S,
     H,
     Q,
-    reference_b,
     L: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
     CHANNELS: tl.constexpr,
     ROWS: tl.constexpr,
-    FUSED: tl.constexpr,
 ):
     """Computes O = Σ a·β·value over the points and their four pixels."""
     ACC: tl.constexpr = tl.float64 if value.dtype.element_ty == tl.float64 else tl.float32
@@ -121,12 +82,9 @@ def _forward(
     live = first + row < Q * H
     head = (first + row) % H
     value += image * S * H * D
-    reference += image * reference_b
     start_row = image * Q * H + first
-    places += start_row * (L * P * 2)
+    locations += start_row * (L * P * 2)
     weights += start_row * (L * P)
-    if FUSED:
-        peak, total = _softmax_statistics(weights, row * (L * P), live, L * P, ACC)
     sum_ = tl.zeros((ROWS, CHANNELS), ACC)
     start = 0
     for level in range(L):
@@ -134,13 +92,10 @@ def _forward(
         width = tl.load(shapes + 2 * level + 1).to(tl.int32)
         # Triton 3.9's interpreter refuses the mask that `live &` a scalar comparison makes.
         fits = tl.where(start + height * width <= S, live, False)
-        here = (first + row) // H * L + level
         for p in tl.range(0, P, loop_unroll_factor=4):
             point = row * (L * P) + level * P + p
-            x, y = _locate(places, reference, point, here, live, width, height, FUSED, ACC)
+            x, y = _locate(locations, point, live, width, height, ACC)
             a = tl.load(weights + point, mask=live, other=0.0).to(ACC)
-            if FUSED:
-                a = tl.exp(a - peak)
             # A NaN location makes the output NaN.
             a = tl.where((x == x) & (y == y), a, float('nan'))
             left, fx, near_x, far_x = _axis(x, width, ACC)
@@ -148,25 +103,12 @@ def _forward(
             offset = ((start + top * width + left) * H + head) * D
             for far_row in tl.static_range(2):
                 for far_column in tl.static_range(2):
-                    v = _pixels(
-                        value,
-                        offset,
-                        width * H * D,
-                        H * D,
-                        near_y & fits,
-                        far_y & fits,
-                        near_x,
-                        far_x,
-                        far_row,
-                        far_column,
-                        D,
-                        CHANNELS,
-                    )
+                    inside = (far_y if far_row else near_y) & (far_x if far_column else near_x)
+                    corner = offset + (far_row * width + far_column) * H * D
+                    v = _pixels(value, corner, inside & fits, D, CHANNELS)
                     beta = (fy if far_row else 1 - fy) * (fx if far_column else 1 - fx)
                     sum_ += (a * beta)[:, None] * v.to(ACC)
         start += height * width
-    if FUSED:
-        sum_ = sum_ / total[:, None]
     channel = tl.arange(0, CHANNELS)
     out += start_row * D
     tl.store(
@@ -176,32 +118,27 @@ def _forward(
     )
 
 
-@triton.jit(do_not_specialize=['S', 'H', 'Q', 'B', 'reference_b'])
+@triton.jit(do_not_specialize=['S', 'H', 'Q', 'B'])
 def _backward_points(
     do,  # (B, Q, H, D)
     value,  # (B, S, H, D)
     shapes,  # (L, 2): height and width
-    reference,  # (B or 1, Q, L, 2) if FUSED
-    places,  # (B, Q, H, L, P, 2)
+    locations,  # (B, Q, H, L, P, 2)
     weights,  # (B, Q, H, L, P)
-    out,  # (B, Q, H, D) if FUSED
-    dplaces,  # like places
+    dlocations,  # like locations
     dweights,  # like weights
-    attention,  # (B, Q, H, L, P) if FUSED: the weights after the softmax
     keys,  # (B, Q, H, L, P) int32: the cell of every point, (b·H + h)·S + pixel
     S,
     H,
     Q,
     B,
-    reference_b,
     L: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
     CHANNELS: tl.constexpr,
     ROWS: tl.constexpr,
-    FUSED: tl.constexpr,
 ):
-    """Gradients of places and weights from ⟨value, do⟩ of the four pixels, and the sort keys."""
+    """Gradients of locations and weights from ⟨value, do⟩ of the four pixels, and the sort keys."""
     ACC: tl.constexpr = tl.float64 if value.dtype.element_ty == tl.float64 else tl.float32
     blocks = tl.cdiv(Q * H, ROWS)
     image = (tl.program_id(0) // blocks).to(tl.int64)
@@ -212,36 +149,26 @@ def _backward_points(
     head = (first + row) % H
     group = image.to(tl.int32) * H + head
     value += image * S * H * D
-    reference += image * reference_b
     start_row = image * Q * H + first
     start_point = start_row * (L * P)
-    places += 2 * start_point
-    dplaces += 2 * start_point
+    locations += 2 * start_point
+    dlocations += 2 * start_point
     weights += start_point
     dweights += start_point
-    attention += start_point
     keys += start_point
     tile = start_row * D + row[:, None] * D + channel[None, :]
     tile_live = live[:, None] & (channel < D)[None, :]
     g = tl.load(do + tile, mask=tile_live, other=0.0).to(ACC)
-    if FUSED:
-        peak, total = _softmax_statistics(weights, row * (L * P), live, L * P, ACC)
-        # Σ a·da over a row is ⟨o, do⟩.
-        mean = tl.sum(tl.load(out + tile, mask=tile_live, other=0.0).to(ACC) * g, axis=1)
     start = 0
     for level in range(L):
         height = tl.load(shapes + 2 * level).to(tl.int32)
         width = tl.load(shapes + 2 * level + 1).to(tl.int32)
         # Triton 3.9's interpreter refuses the mask that `live &` a scalar comparison makes.
         fits = tl.where(start + height * width <= S, live, False)
-        here = (first + row) // H * L + level
         for p in tl.range(0, P, loop_unroll_factor=4):
             point = row * (L * P) + level * P + p
-            x, y = _locate(places, reference, point, here, live, width, height, FUSED, ACC)
+            x, y = _locate(locations, point, live, width, height, ACC)
             a = tl.load(weights + point, mask=live, other=0.0).to(ACC)
-            if FUSED:
-                a = tl.exp(a - peak) / total
-                tl.store(attention + point, a, mask=live)
             left, fx, near_x, far_x = _axis(x, width, ACC)
             top, fy, near_y, far_y = _axis(y, height, ACC)
             offset = ((start + top * width + left) * H + head) * D
@@ -250,20 +177,9 @@ def _backward_points(
             gy = tl.zeros_like(a)
             for far_row in tl.static_range(2):
                 for far_column in tl.static_range(2):
-                    v = _pixels(
-                        value,
-                        offset,
-                        width * H * D,
-                        H * D,
-                        near_y & fits,
-                        far_y & fits,
-                        near_x,
-                        far_x,
-                        far_row,
-                        far_column,
-                        D,
-                        CHANNELS,
-                    ).to(ACC)
+                    inside = (far_y if far_row else near_y) & (far_x if far_column else near_x)
+                    corner = offset + (far_row * width + far_column) * H * D
+                    v = _pixels(value, corner, inside & fits, D, CHANNELS).to(ACC)
                     dot = tl.sum(v * g, axis=1)
                     beta_y = fy if far_row else 1 - fy
                     beta_x = fx if far_column else 1 - fx
@@ -272,15 +188,10 @@ def _backward_points(
                     gy += (beta_x if far_row else -beta_x) * dot
             # The gradient of a NaN location is NaN.
             a = tl.where((x == x) & (y == y), a, float('nan'))
-            gx = gx * a
-            gy = gy * a
-            if FUSED:
-                da = a * (da - mean)
-            else:
-                gx = gx * width
-                gy = gy * height
-            tl.store(dplaces + 2 * point, gx.to(dplaces.dtype.element_ty), mask=live)
-            tl.store(dplaces + 2 * point + 1, gy.to(dplaces.dtype.element_ty), mask=live)
+            gx = gx * a * width
+            gy = gy * a * height
+            tl.store(dlocations + 2 * point, gx.to(dlocations.dtype.element_ty), mask=live)
+            tl.store(dlocations + 2 * point + 1, gy.to(dlocations.dtype.element_ty), mask=live)
             tl.store(dweights + point, da.to(dweights.dtype.element_ty), mask=live)
             # Points left of a line's first pixel do not touch its second: one cell serves them all.
             cell = start + tl.maximum(top, 0) * width + tl.maximum(left, 0)
@@ -290,27 +201,23 @@ def _backward_points(
         start += height * width
 
 
-@triton.jit(do_not_specialize=['S', 'H', 'Q', 'reference_b'])
+@triton.jit(do_not_specialize=['S', 'H'])
 def _backward_value(
     do,  # (B, Q, H, D)
     shapes,  # (L, 2): height and width
-    reference,  # (B or 1, Q, L, 2) if FUSED
-    places,  # (B, Q, H, L, P, 2)
-    attention,  # (B, Q, H, L, P)
+    locations,  # (B, Q, H, L, P, 2)
+    weights,  # (B, Q, H, L, P)
     order,  # (B·Q·H·L·P,) int64: points by cell
     starts,  # (B·H·S + 1,) int32: the first of every cell in `order`
     dvalue,  # (B, S, H, D)
     S,
     H,
-    Q,
-    reference_b,
     L: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
     CHANNELS: tl.constexpr,
     PIXELS: tl.constexpr,
     POINTS: tl.constexpr,
-    FUSED: tl.constexpr,
 ):
     """Computes dvalue = Σ a·β·do over the points around some neighbouring pixels of a head.
 
@@ -327,21 +234,21 @@ def _backward_value(
     # Level of every pixel, and its position there.
     row = tl.zeros_like(pixel)
     column = tl.zeros_like(pixel)
-    level = tl.full((PIXELS,), -1, tl.int32)
+    live = pixel < 0
     height = tl.full((PIXELS,), 1, tl.int32)
     width = tl.full((PIXELS,), 1, tl.int32)
     start = 0
-    for lv in tl.static_range(L):
-        h = tl.load(shapes + 2 * lv).to(tl.int32)
-        w = tl.load(shapes + 2 * lv + 1).to(tl.int32)
+    for level in tl.static_range(L):
+        h = tl.load(shapes + 2 * level).to(tl.int32)
+        w = tl.load(shapes + 2 * level + 1).to(tl.int32)
         within = (pixel >= start) & (pixel < start + h * w)
         row = tl.where(within, (pixel - start) // w, row)
         column = tl.where(within, (pixel - start) % w, column)
-        level = tl.where(within, lv, level)
+        live = live | within
         height = tl.where(within, h, height)
         width = tl.where(within, w, width)
         start += h * w
-    live = (level >= 0) & (pixel < S)
+    live = live & (pixel < S)
     # The cells (row − 1, column − 1), (row − 1, column) are neighbours in the list; so are the two
     # of this line.
     cell = group * S + pixel
@@ -351,7 +258,6 @@ def _backward_value(
     count = tl.load(starts + cell + 1, mask=live, other=0) - first
     first_above = tl.load(starts + cell - width - before, mask=upper, other=0)
     count_above = tl.load(starts + cell - width + 1, mask=upper, other=0) - first_above
-    reference += image * reference_b
     sum_ = tl.zeros((PIXELS, POINTS, CHANNELS), ACC)
     for n in tl.range(0, tl.max(count + count_above), POINTS):
         i = (n + tl.arange(0, POINTS))[None, :]
@@ -360,21 +266,10 @@ def _backward_value(
         slot = tl.where(above, first_above[:, None] + i, (first - count_above)[:, None] + i)
         point = tl.load(order + slot, mask=near, other=0).to(tl.int32)
         reader = point // (L * P)
-        here = (reader // H - image.to(tl.int32) * Q) * L + level[:, None]
-        x, y = _locate(
-            places,
-            reference,
-            point,
-            here,
-            near,
-            width[:, None],
-            height[:, None],
-            FUSED,
-            ACC,
-        )
+        x, y = _locate(locations, point, near, width[:, None], height[:, None], ACC)
         tent_x = tl.maximum(1 - tl.abs(x - column[:, None]), 0.0)
         tent_y = tl.maximum(1 - tl.abs(y - row[:, None]), 0.0)
-        a = tl.load(attention + point, mask=near, other=0.0).to(ACC) * tent_x * tent_y
+        a = tl.load(weights + point, mask=near, other=0.0).to(ACC) * tent_x * tent_y
         mask = near[:, :, None]
         if CHANNELS != D:
             mask = mask & (channel < D)[None, None, :]
@@ -393,12 +288,12 @@ def _backward_value(
 
 
 @triton.jit(do_not_specialize=['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'])
-def _write_sizes(sizes, a, b, c, d, e, f, g, h, L: tl.constexpr):
+def _write_shapes(shapes, a, b, c, d, e, f, g, h, L: tl.constexpr):
     """Unpacks pairs of numbers below 2³² to where the other kernels load them."""
     pairs = (a, b, c, d, e, f, g, h)
     for level in tl.static_range(L):
-        tl.store(sizes + 2 * level, pairs[level] >> 32)
-        tl.store(sizes + 2 * level + 1, pairs[level] & 0xFFFFFFFF)
+        tl.store(shapes + 2 * level, pairs[level] >> 32)
+        tl.store(shapes + 2 * level + 1, pairs[level] & 0xFFFFFFFF)
 
 
 # -------------------------------------------------------------------------------------------- host
@@ -425,10 +320,9 @@ def config(kernel: str, dtype: torch.dtype, dim: int) -> dict[str, int]:
 
 def unsupported_reason(
     value: Tensor,
-    shapes: Sequence[int],
-    levels: Tensor | None,
-    reference: Tensor | None,
-    places: Tensor,
+    levels: Sequence[int],
+    shapes: Tensor | None,
+    locations: Tensor,
     weights: Tensor,
 ) -> str | None:
     """Reason why the kernels cannot run with these arguments; None where they can."""
@@ -437,49 +331,50 @@ def unsupported_reason(
         return f'd is {dim}; the kernels have at most {MAX_DIM}'
     if weights.numel() == 0:
         return 'there are no queries'
-    if max(pixels * heads * dim, batch * heads * pixels, places.numel()) > _INT32:
+    if max(pixels * heads * dim, batch * heads * pixels, locations.numel()) > _INT32:
         return 'the tensors need 64-bit indices, which the kernels do not have'
     return _launch.unsupported_reason(value)
 
 
-def _on_device(shapes: Sequence[int], value: Tensor) -> Tensor:
+def _on_device(levels: Sequence[int], value: Tensor) -> Tensor:
     """Sizes of the levels `(L, 2)` on the device of `value`.
 
     A kernel writes them: a copy would wait for the GPU, and a tensor cached for the next call might
-        belong to the memory pool of a CUDA graph.
+    belong to the memory pool of a CUDA graph.
     """
-    levels = len(shapes) // 2
-    if levels > _MOST_LEVELS:
-        return torch.tensor(shapes, device=value.device).view(-1, 2)
-    sizes = torch.empty((levels, 2), dtype=torch.int64, device=value.device)
+    count = len(levels) // 2
+    if count > _MOST_LEVELS:
+        return torch.tensor(levels, device=value.device).view(-1, 2)
+    shapes = torch.empty((count, 2), dtype=torch.int64, device=value.device)
     with _launch.on(value):
-        _writer(tuple(shapes))(sizes=sizes)
-    return sizes
+        _writer(tuple(levels))(shapes=shapes)
+    return shapes
 
 
 @_launch.plan
-def _writer(shapes: tuple[int, ...]) -> Callable[..., Any]:
-    pairs = [h << 32 | w for h, w in zip(shapes[::2], shapes[1::2], strict=True)]
+def _writer(levels: tuple[int, ...]) -> Callable[..., Any]:
+    pairs = [h << 32 | w for h, w in zip(levels[::2], levels[1::2], strict=True)]
     pairs += [1 << 32] * (_MOST_LEVELS - len(pairs))
     numbers = dict(zip('abcdefgh', pairs, strict=True))
-    return _launch.launcher(_write_sizes, (1,), **numbers, L=len(shapes) // 2, num_warps=1)
+    return _launch.launcher(_write_shapes, (1,), **numbers, L=len(levels) // 2, num_warps=1)
 
 
 @_launch.plan
 def _planned(
-    name: str, shape: tuple[int, ...], dtype: torch.dtype, places: tuple[int, ...], step: int | None
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, locations: tuple[int, ...]
 ) -> Callable[..., Any]:
-    """The launch of a kernel; `step`: elements between the reference points of two images."""
-    (batch, pixels, heads, dim), (_, queries, _, levels, points, _) = shape, places
-    options, kernel = config(name, dtype, dim), _KERNELS[name]
-    rows, count = ('PIXELS', pixels) if name == 'backward_value' else ('ROWS', queries * heads)
-    blocks = _launch.cdiv(count, options[rows])
-    grid = (batch * (heads * blocks if name == 'backward_value' else blocks),)
-    sizes = {'S': pixels, 'H': heads, 'Q': queries, 'L': levels, 'P': points, 'D': dim}
-    fused = {'reference_b': step or 0, 'FUSED': step is not None}
+    """The launch of a kernel for values and locations of these shapes."""
+    (batch, pixels, heads, dim), (_, queries, _, levels, points, _) = shape, locations
+    sizes = {'S': pixels, 'H': heads, 'L': levels, 'P': points, 'D': dim}
+    sizes |= config(name, dtype, dim)
+    if name == 'backward_value':
+        grid = (batch * heads * _launch.cdiv(pixels, sizes['PIXELS']),)
+    else:
+        grid = (batch * _launch.cdiv(queries * heads, sizes['ROWS']),)
+        sizes['Q'] = queries
     if name == 'backward_points':
-        options['B'] = batch
-    return _launch.launcher(kernel, grid, **sizes, **fused, **options)
+        sizes['B'] = batch
+    return _launch.launcher(_KERNELS[name], grid, **sizes)
 
 
 _KERNELS = {
@@ -489,94 +384,57 @@ _KERNELS = {
 }
 
 
-def _arguments(
-    value: Tensor,
-    shapes: Sequence[int],
-    levels: Tensor | None,
-    reference: Tensor | None,
-    places: Tensor,
-) -> tuple[dict[str, Tensor], tuple[Any, ...]]:
-    """Tensors that all kernels take, and the layout for `_planned`."""
-    step = None
-    if reference is not None:
-        # Reference points may be the same for all images.
-        step = reference[0].numel() if reference.shape[0] > 1 else 0
-    tensors = {
-        'shapes': _on_device(shapes, value) if levels is None else levels.contiguous(),
-        # A missing tensor is a pointer that is not read.
-        'reference': places if reference is None else reference.contiguous(),
-        'places': places.contiguous(),
-    }
-    return tensors, (value.shape, value.dtype, places.shape, step)
-
-
 def forward(
     value: Tensor,
-    shapes: Sequence[int],
-    levels: Tensor | None,
-    reference: Tensor | None,
-    places: Tensor,
+    levels: Sequence[int],
+    shapes: Tensor | None,
+    locations: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """O `(B, Q, H·d)`; sizes of the levels as numbers in `shapes`, or in `levels` `(L, 2)`."""
+    """O `(B, Q, H·d)`; sizes of the levels as numbers in `levels`, or in `shapes` `(L, 2)`."""
     batch, _, heads, dim = value.shape
-    out = value.new_empty((batch, places.shape[1], heads * dim))
-    tensors, layout = _arguments(value, shapes, levels, reference, places)
+    out = value.new_empty((batch, locations.shape[1], heads * dim))
+    shapes = _on_device(levels, value) if shapes is None else shapes.contiguous()
     with _launch.on(value):
-        _planned('forward', *layout)(
-            value=value.contiguous(), weights=weights.contiguous(), out=out, **tensors
+        _planned('forward', value.shape, value.dtype, locations.shape)(
+            value=value.contiguous(),
+            shapes=shapes,
+            locations=locations.contiguous(),
+            weights=weights.contiguous(),
+            out=out,
         )
     return out
 
 
 def backward(
     do: Tensor,
-    out: Tensor | None,
     value: Tensor,
-    shapes: Sequence[int],
-    levels: Tensor | None,
-    reference: Tensor | None,
-    places: Tensor,
+    levels: Sequence[int],
+    shapes: Tensor | None,
+    locations: Tensor,
     weights: Tensor,
-    move: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dreference (empty unless `move`), dvalue, dplaces, dweights.
-
-    `out` of the forward pass is needed with a `reference`.
-    """
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dvalue, dlocations, dweights."""
     batch, pixels, heads, _ = value.shape
-    wide = torch.promote_types(value.dtype, torch.float32)
-    dvalue = torch.empty_like(value, memory_format=torch.contiguous_format)
-    dweights = torch.empty_like(weights, memory_format=torch.contiguous_format)
-    # Gradients of reference points sum the offsets' gradients before these are rounded.
-    dplaces = torch.empty(places.shape, dtype=wide if move else places.dtype, device=places.device)
+    grads = [
+        torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x in (value, locations, weights)
+    ]
+    dvalue, dlocations, dweights = grads
     keys = torch.empty(weights.numel(), dtype=torch.int32, device=value.device)
-    weights = weights.contiguous()
-    attention = weights
-    if reference is not None:
-        attention = torch.empty_like(weights, dtype=wide)
-    tensors, layout = _arguments(value, shapes, levels, reference, places)
-    do = do.contiguous()
+    tensors = {
+        'do': do.contiguous(),
+        'shapes': _on_device(levels, value) if shapes is None else shapes.contiguous(),
+        'locations': locations.contiguous(),
+        'weights': weights.contiguous(),
+    }
+    layout = value.shape, value.dtype, locations.shape
     with _launch.on(value):
         _planned('backward_points', *layout)(
-            do=do,
-            value=value.contiguous(),
-            weights=weights,
-            out=do if out is None else out,
-            dplaces=dplaces,
-            dweights=dweights,
-            attention=attention,
-            keys=keys,
-            **tensors,
+            value=value.contiguous(), dlocations=dlocations, dweights=dweights, keys=keys, **tensors
         )
         keys, order = keys.sort(stable=True)
         cells = torch.arange(batch * heads * pixels + 1, dtype=torch.int32, device=value.device)
         starts = torch.searchsorted(keys, cells, out_int32=True)
-        _planned('backward_value', *layout)(
-            do=do, attention=attention, order=order, starts=starts, dvalue=dvalue, **tensors
-        )
-    dreference = value.new_empty(0)
-    if move:
-        sizes = tensors['shapes'].view(-1, 2).flip(-1)
-        dreference = (dplaces.sum((2, 4)) * sizes).sum_to_size(reference.shape)
-    return dreference, dvalue, dplaces.to(places.dtype), dweights
+        _planned('backward_value', *layout)(order=order, starts=starts, dvalue=dvalue, **tensors)
+    return dvalue, dlocations, dweights

@@ -256,29 +256,12 @@ def levels(hw: HW) -> list[HW]:
     return [hw, (-(-hw[0] // 2), -(-hw[1] // 2))]
 
 
-def make_sampling(hw: HW, shapes=None, *, fused=False, shared=True, half=False, **sizes) -> Inputs:
-    """Values in the type of the tokens; positions and weights in fp32 or fp64.
-
-    With `half` all but the reference points are in the type of the tokens, as under autocast, and
-    places are off the borders of cells: a rounding that moves one across changes the slope.
-    """
+def make_sampling(hw: HW, shapes=None, **sizes) -> Inputs:
+    """Values in the type of the tokens; positions and weights in fp32 or fp64."""
     dtype, device = sizes.pop('dtype', FP64), sizes.pop('device', 'cpu')
-    shapes = shapes or levels(hw)
-    inputs = sampling.make(shapes, **sizes)
-    if fused:
-        inputs = sampling.fused(inputs, shapes, shared)
-    if fused and half:
-        sides = torch.tensor(shapes, dtype=FP64).flip(-1)
-        centres = (inputs['reference_points'] * sides).floor() + 0.125
-        inputs['reference_points'] = centres / sides
-        inputs['sampling_offsets'] = inputs['sampling_offsets'].mul(4).round().div(4)
-    low = inputs.keys() - {'reference_points'} if half else {'value'}
+    inputs = sampling.make(shapes or levels(hw), **sizes)
     wide = state_dtype(dtype)
-    return {n: x.to(device, dtype if n in low else wide) for n, x in inputs.items()}
-
-
-def make_fused(hw: HW, **sizes) -> Inputs:
-    return make_sampling(hw, fused=True, **sizes)
+    return {n: x.to(device, dtype if n == 'value' else wide) for n, x in inputs.items()}
 
 
 def pyramid(shapes: tuple[HW, ...], **sizes) -> Case:
@@ -301,66 +284,62 @@ PYRAMIDS = (
     pyramid(((1, 9), (9, 1)), queries=9, points=1),
     pyramid(((8, 6), (4, 3), (2, 2)), queries=17, dim=32),
 )
-SAMPLING = {
-    'tokens': ('value',),
-    'variants': (Case((3, 5), {}, {'shapes': torch.tensor(levels((3, 5)))}),),
-    'cases': (*MAPS[:4], *PYRAMIDS),
-    'kernel_cases': (
-        pyramid(((1, 1),), queries=1, points=1, dim=16),
-        pyramid(((6, 7),), queries=17, points=3, dim=32, batch=1),
-        pyramid(sampling.PYRAMID, queries=9, points=2, dim=5, batch=1),
-    ),
-    'gpu_cases': (
-        *(pyramid(sampling.PYRAMID, queries=63, dim=d) for d in (32, 16)),
-        pyramid(((1, 1),), queries=63, dim=24),
-        pyramid(((31, 33), (16, 17)), queries=63, dim=64),
-        pyramid(((9, 9),), queries=63, dim=128),
-    ),
-    'refused': {
-        r'd is 130; the kernels have at most 128': pyramid(((2, 2),), queries=3, dim=130),
-        r'there are no queries': pyramid(((2, 2),), queries=0),
-    },
-}
-VALUE = {
-    'value': bad(r'value must have shape \(B, S', value=lambda x: x[0]),
-    'value dtype': bad(f'value {DTYPE}', TypeError, value=to_int),
-    'pixels': bad(
-        r'value has S = 20 pixels, but the 2 levels of spatial_shapes add up to 21',
-        value=lambda x: x[:, 1:],
-    ),
-    'a string': bad(
-        r"spatial_shapes must be a list of \(h, w\), got '57'", TypeError, options={'shapes': '57'}
-    ),
-    'no level': bad(r'at least one level', options={'shapes': []}),
-    'empty level': bad(r'h, w ≥ 1, got \[0, 4, 3, 5\]', options={'shapes': [(0, 4), (3, 5)]}),
-    'tensor of floats': bad(
-        r'spatial_shapes must be of torch\.int64 or torch\.int32, got torch\.float32',
-        TypeError,
-        options={'shapes': torch.ones(2, 2)},
-    ),
-    'flat tensor': bad(
-        r'spatial_shapes must have shape \(L, 2\) with L ≥ 1, got \(4,\)',
-        options={'shapes': torch.ones(4, dtype=torch.int64)},
-    ),
-    'tensor elsewhere': bad(
-        r'spatial_shapes is on meta and value on cpu',
-        options={'shapes': torch.ones(2, 2, dtype=torch.int64, device='meta')},
-    ),
-    'tensor that does not add up': bad(
-        r'value has S = 21 pixels, but the 2 levels of spatial_shapes add up to 2',
-        options={'shapes': torch.ones(2, 2, dtype=torch.int64)},
-    ),
-}
 DEFORM_ATTN = Op(
     'deform_attn',
     make_sampling,
     of_shapes(sampling.call),
     of_shapes(sampling.definition),
-    **SAMPLING,
+    tokens=('value',),
+    variants=(Case((3, 5), {}, {'shapes': torch.tensor(levels((3, 5)))}),),
+    cases=(*MAPS[:4], *PYRAMIDS),
+    kernel_cases=(
+        pyramid(((1, 1),), queries=1, points=1, dim=16),
+        pyramid(((6, 7),), queries=17, points=3, dim=32, batch=1),
+        pyramid(sampling.PYRAMID, queries=9, points=2, dim=5, batch=1),
+    ),
+    gpu_cases=(
+        *(pyramid(sampling.PYRAMID, queries=63, dim=d) for d in (32, 16)),
+        pyramid(((1, 1),), queries=63, dim=24),
+        pyramid(((31, 33), (16, 17)), queries=63, dim=64),
+        pyramid(((9, 9),), queries=63, dim=128),
+    ),
+    refused={
+        r'd is 130; the kernels have at most 128': pyramid(((2, 2),), queries=3, dim=130),
+        r'there are no queries': pyramid(((2, 2),), queries=0),
+    },
     images=('value', 'sampling_locations', 'attention_weights'),
     bad=BACKEND
-    | VALUE
     | {
+        'value': bad(r'value must have shape \(B, S', value=lambda x: x[0]),
+        'value dtype': bad(f'value {DTYPE}', TypeError, value=to_int),
+        'pixels': bad(
+            r'value has S = 20 pixels, but the 2 levels of spatial_shapes add up to 21',
+            value=lambda x: x[:, 1:],
+        ),
+        'a string': bad(
+            r"spatial_shapes must be a list of \(h, w\), got '57'",
+            TypeError,
+            options={'shapes': '57'},
+        ),
+        'no level': bad(r'at least one level', options={'shapes': []}),
+        'empty level': bad(r'h, w ≥ 1, got \[0, 4, 3, 5\]', options={'shapes': [(0, 4), (3, 5)]}),
+        'tensor of floats': bad(
+            r'spatial_shapes must be of torch\.int64 or torch\.int32, got torch\.float32',
+            TypeError,
+            options={'shapes': torch.ones(2, 2)},
+        ),
+        'flat tensor': bad(
+            r'spatial_shapes must have shape \(L, 2\) with L ≥ 1, got \(4,\)',
+            options={'shapes': torch.ones(4, dtype=torch.int64)},
+        ),
+        'tensor elsewhere': bad(
+            r'spatial_shapes is on meta and value on cpu',
+            options={'shapes': torch.ones(2, 2, dtype=torch.int64, device='meta')},
+        ),
+        'tensor that does not add up': bad(
+            r'value has S = 21 pixels, but the 2 levels of spatial_shapes add up to 2',
+            options={'shapes': torch.ones(2, 2, dtype=torch.int64)},
+        ),
         'locations': bad(
             r'sampling_locations must have shape \(B, Q, H, L, P, 2\), got 5 dim',
             sampling_locations=lambda x: x[..., 0],
@@ -393,31 +372,6 @@ DEFORM_ATTN = Op(
         ),
     },
 )
-DEFORM_ATTN_FUSED = Op(
-    'deform_attn',
-    make_fused,
-    of_shapes(sampling.call_fused),
-    of_shapes(sampling.unfused),
-    **{**SAMPLING, 'cases': (*SAMPLING['cases'], Case((3, 5), {'shared': False}))},
-    images=('value', 'sampling_offsets', 'attention_logits'),
-    bad=VALUE
-    | {
-        'reference_points': bad(
-            r'reference_points must have shape \(B or 1, Q, L, 2\) = .*, got \(1, 9, 1, 2\)',
-            reference_points=lambda x: x[:, :, :1],
-        ),
-        'reference dtype': bad(
-            r'reference_points must be torch\.float32 for positions in large maps',
-            TypeError,
-            reference_points=Tensor.bfloat16,
-        ),
-        'nothing': bad(
-            r'reference_points must be a tensor, got NoneType',
-            TypeError,
-            reference_points=lambda x: None,
-        ),
-    },
-)
 
 
 OPS = {
@@ -428,7 +382,6 @@ OPS = {
     'ttt_mlp': TTT_MLP,
     'ttt_mlp SwiGLU': TTT_MLP_SWIGLU,
     'deform_attn': DEFORM_ATTN,
-    'deform_attn fused': DEFORM_ATTN_FUSED,
 }
 # One full-batch step each.
 STEPS = {name: OPS[name] for name in ('ttt_glu', 'ttt_dwconv', 'ttt_mlp', 'ttt_mlp SwiGLU')}

@@ -2,10 +2,9 @@
 
 import torch
 
-from ttt_kernels import deform_attn, deform_attn_fused
+from ttt_kernels import deform_attn
 
 NAMES = ('value', 'sampling_locations', 'attention_weights')
-FUSED_NAMES = ('value', 'reference_points', 'sampling_offsets', 'attention_logits')
 PYRAMID = ((5, 7), (1, 1), (3, 1), (1, 4))
 
 
@@ -33,32 +32,6 @@ def make(shapes=PYRAMID, queries=9, batch=2, heads=3, dim=5, points=4, dtype=tor
 def call(inputs, shapes=PYRAMID, **kwargs):
     value, locations, weights = inputs.values()
     return deform_attn(value, shapes, locations, weights, **kwargs)
-
-
-def fused(inputs, shapes=PYRAMID, shared=True):
-    """Inputs of deform_attn_fused, with offsets of some pixels and logits of some size."""
-    value, locations, weights = inputs.values()
-    generator = torch.Generator().manual_seed(3)
-    batch, queries = locations.shape[:2]
-    wide = torch.promote_types(value.dtype, torch.float32)
-    size = (1 if shared else batch, queries, len(shapes), 2)
-    reference_points = torch.rand(size, generator=generator, dtype=torch.float64).to(wide)
-    tensors = (value, reference_points, (locations - 0.5) * 6, weights * 9)
-    return dict(zip(FUSED_NAMES, tensors, strict=True))
-
-
-def call_fused(inputs, shapes=PYRAMID, **kwargs):
-    value, reference_points, offsets, logits = inputs.values()
-    return deform_attn_fused(value, shapes, reference_points, offsets, logits, **kwargs)
-
-
-def unfused(inputs, shapes=PYRAMID):
-    """The operations that deform_attn_fused replaces, left to autograd."""
-    value, reference_points, offsets, logits = inputs.values()
-    sizes = torch.tensor(shapes, dtype=offsets.dtype).flip(-1)
-    locations = reference_points[:, :, None, :, None] + offsets / sizes[:, None]
-    weights = logits.flatten(-2).softmax(-1).view_as(logits)
-    return definition(dict(zip(NAMES, (value, locations, weights), strict=True)), shapes)
 
 
 def definition(inputs, shapes=PYRAMID):

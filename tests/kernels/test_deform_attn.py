@@ -5,24 +5,13 @@ What holds for every op is in test_ops.py.
 
 import torch
 from kernel_testing import error, with_gradients
-from sampling import PYRAMID, call, definition, fused, make
+from sampling import PYRAMID, call, definition, make
 from torch.utils.flop_counter import FlopCounterMode
 
-from ttt_kernels import deform_attn, deform_attn_fused
+from ttt_kernels import deform_attn
 
 OP = torch.ops.ttt_kernels.deform_attn
 OP_BACKWARD = torch.ops.ttt_kernels.deform_attn_backward
-
-
-def test_gradcheck():
-    shapes = ((3, 4), (1, 2))
-    inputs = fused(make(shapes, 2, batch=1, heads=1, dim=2, points=2), shapes)
-    leaves = [x.requires_grad_() for x in inputs.values()]
-    value, reference_points, offsets, logits = leaves
-    assert torch.autograd.gradcheck(
-        lambda v, r, o, g: deform_attn_fused(v, shapes, r, o, g),
-        (value, reference_points, offsets, logits),
-    )
 
 
 def test_no_queries_give_nothing():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kernel_testing import assert_same, with_gradients
-from sampling import NAMES, PYRAMID, call, call_fused, fused, make
+from sampling import NAMES, PYRAMID, call, make
 
 pytestmark = pytest.mark.gpu
 # Half types: one rounding of each result.
@@ -42,7 +42,7 @@ def to_gpu(inputs):
 
 def grad_of(inputs):
     """A gradient of the output that the type of the values holds exactly."""
-    value, queries = inputs['value'], list(inputs.values())[-1].shape[1]
+    value, queries = inputs['value'], inputs['attention_weights'].shape[1]
     size = (value.shape[0], queries, value.shape[2] * value.shape[3])
     grad = torch.randn(size, generator=torch.Generator().manual_seed(1))
     return grad.to(value.dtype).double().cuda()
@@ -50,18 +50,15 @@ def grad_of(inputs):
 
 @pytest.mark.parametrize('dtype', TYPES)
 @pytest.mark.parametrize('part', ADAPTER)
-def test_fused_at_the_adapters_shapes(part, dtype):
+def test_the_adapters_shapes(part, dtype):
     shapes, queries = ADAPTER[part]
-    inputs = fused(make(shapes, queries, dim=32, dtype=torch.float32), shapes)
-    for name in ('value', 'sampling_offsets', 'attention_logits'):
-        inputs[name] = inputs[name].to(dtype)
+    inputs = make(shapes, queries, dim=32, dtype=torch.float32)
+    inputs['value'] = inputs['value'].to(dtype)
     # A location next to a cell's border may fall on its other side in fp32: hold it off.
-    offsets = inputs['sampling_offsets']
-    inputs['sampling_offsets'] = offsets.float().mul(4).round().div(4).to(dtype)
-    sizes = torch.tensor(shapes).flip(-1)
-    centres = inputs['reference_points']
-    inputs['reference_points'] = ((centres * sizes).floor() + 0.125) / sizes
-    check(lambda x, backend: call_fused(x, shapes, backend=backend), inputs, shapes)
+    sizes = torch.tensor(shapes).flip(-1)[:, None]
+    locations = inputs['sampling_locations']
+    inputs['sampling_locations'] = ((locations * sizes).floor() + 0.125) / sizes
+    check(lambda x, backend: call(x, shapes, backend=backend), inputs, shapes)
 
 
 def test_sizes_on_the_gpu_are_those_in_numbers():

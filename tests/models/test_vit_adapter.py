@@ -12,7 +12,7 @@ from mmvttt.models.adapters import ViTAdapter
 from mmvttt.models.adapters.deformable_attention import DeformableAttention, Level, SamplingGrid
 from mmvttt.models.adapters.vit_adapter import _Doubling, _resize
 from mmvttt.models.backbones import Vittt
-from ttt_kernels import deform_attn, deform_attn_fused
+from ttt_kernels import deform_attn
 
 from .adapters import GN, PlainStub, PrefixStub, build, image, loss_of
 from .building import build as build_model
@@ -186,7 +186,8 @@ def definition(model, x):
         return torch.tensor(cells, dtype=x.dtype)
 
     def attend(part, query, value, queries, values):
-        grid = SamplingGrid(centres(queries)[:, None].expand(-1, len(values), -1), tuple(values))
+        at = centres(queries)[:, None].expand(-1, len(values), -1)
+        grid = SamplingGrid(at, torch.tensor(values, dtype=x.dtype).flip(-1), tuple(values))
         return part.attention(part.query_norm(query), part.value_norm(value), grid)
 
     def as_tokens(c):
@@ -241,11 +242,11 @@ def test_places_keep_fp32_under_autocast(monkeypatch):
     """In bf16, neighbouring cells of a map 150 wide would fall together."""
     dtypes = []
 
-    def spy(value, spatial_shapes, reference_points, *rest, **options):
-        dtypes.append(reference_points.dtype)
-        return deform_attn_fused(value, spatial_shapes, reference_points, *rest, **options)
+    def spy(value, spatial_shapes, *points, **options):
+        dtypes.extend(x.dtype for x in points)
+        return deform_attn(value, spatial_shapes, *points, **options)
 
-    monkeypatch.setattr('mmvttt.models.adapters.deformable_attention.deform_attn_fused', spy)
+    monkeypatch.setattr('mmvttt.models.adapters.deformable_attention.deform_attn', spy)
     with torch.autocast('cpu', torch.bfloat16):
         build()(image())
     assert set(dtypes) == {torch.float32}

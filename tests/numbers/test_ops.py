@@ -127,7 +127,7 @@ def check_kernel(
 
 
 # They are linear in their tokens, whose size and likeness do not matter.
-LINEAR = ('causal_conv', 'deform_attn', 'deform_attn fused')
+LINEAR = ('causal_conv', 'deform_attn')
 
 
 def cases(names, *more):

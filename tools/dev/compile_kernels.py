@@ -40,7 +40,7 @@ from ttt_kernels import (
     _backend,
     _launch,
     causal_conv,
-    deform_attn_fused,
+    deform_attn,
     ttt_dwconv,
     ttt_glu,
     ttt_linear,
@@ -105,10 +105,7 @@ def dwconv(dtype) -> Call:
 def sampling(dtype, dim: int, maps: tuple[tuple[int, int], ...]) -> Call:
     points = (2, 64, 2, len(maps), 4)
     inputs = leaves(dtype, 3, (2, sum(h * w for h, w in maps), 2, dim), (*points, 2), points)
-    centres = torch.zeros(1, 64, len(maps), 2)
-    return lambda value, offsets, logits: deform_attn_fused(
-        value, maps, centres, offsets, logits, backend='triton'
-    ), inputs
+    return lambda value, *x: deform_attn(value, maps, *x, backend='triton'), inputs
 
 
 PYRAMID = ((8, 8), (4, 4), (2, 2))

@@ -44,11 +44,9 @@ def recorded() -> Iterator[dict[tuple[str, str], list[Tensor]]]:
     inputs, call = defaultdict(list), Op.__call__
 
     def record(op: Op, *args: Any, **options: Any) -> tuple[Tensor, ...]:
-        names = op.names if op.public_names is None else op.public_names(args)
-        function = op.name + '_fused' * ('sampling_offsets' in names)
-        for name, x in zip(names, args, strict=True):
+        for name, x in zip(op.names, args, strict=True):
             if isinstance(x, Tensor) and x.is_floating_point():
-                inputs[function, name].append(x.detach())
+                inputs[op.name, name].append(x.detach())
         return call(op, *args, **options)
 
     with mock.patch.object(Op, '__call__', record):

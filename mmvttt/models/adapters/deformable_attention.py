@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_backend, check_int, check_number
-from ttt_kernels import deform_attn_fused
+from ttt_kernels import deform_attn
 
 
 class Level(NamedTuple):
@@ -32,10 +32,12 @@ class SamplingGrid(NamedTuple):
 
     Attributes:
         centres: `(Q, L, 2)`: x and y of every query cell; [0, 1] is the extent of the value level.
+        cells: `(L, 2)`: width and height of the value levels in cells.
         sizes: Height and width of the value levels in cells.
     """
 
     centres: Tensor
+    cells: Tensor
     sizes: tuple[tuple[int, int], ...]
 
     @classmethod
@@ -60,7 +62,8 @@ class SamplingGrid(NamedTuple):
             centres.append(torch.stack((x, y), -1).flatten(0, 1))
         cells = torch.tensor([[v.width, v.height] for v in values], dtype=dtype, device=device)
         strides = torch.tensor([[v.stride] for v in values], dtype=dtype, device=device)
-        return cls(torch.cat(centres)[:, None] / (strides * cells), tuple(v.size for v in values))
+        centres = torch.cat(centres)[:, None] / (strides * cells)
+        return cls(centres, cells, tuple(v.size for v in values))
 
 
 class DeformableAttention(nn.Module):
@@ -141,9 +144,12 @@ class DeformableAttention(nn.Module):
         batch, num_queries, _ = query.shape
         shape = (batch, num_queries, self.num_heads, self.num_levels, self.num_points)
         value = self.value_proj(value).unflatten(-1, (self.num_heads, -1))
-        offsets = self.sampling_offsets(query).view(*shape, 2)
-        logits = self.attention_weights(query).view(shape)
-        sampled = deform_attn_fused(
-            value, grid.sizes, grid.centres[None], offsets, logits, backend=self.backend
+        # In fp32 under autocast: in bf16, neighbouring cells of a wide map would fall together.
+        offsets = self.sampling_offsets(query).view(*shape, 2).to(grid.cells.dtype)
+        locations = grid.centres[:, None, :, None] + offsets / grid.cells[:, None]
+        weights = self.attention_weights(query).unflatten(-1, (self.num_heads, -1))
+        weights = weights.softmax(-1, dtype=grid.cells.dtype)
+        sampled = deform_attn(
+            value, grid.sizes, locations, weights.view(shape), backend=self.backend
         )
         return self.output_proj(sampled)
