@@ -1,6 +1,6 @@
 """Computes the latents of images once, for training diffusion models.
 
-There is one folder of images for each class. An interrupted run continues.
+There is one folder of images for each class.
 
 example: python tools/cache_latents.py data/imagenet/train sd-vae-ft-ema data/latents_256
 """

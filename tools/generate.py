@@ -1,14 +1,12 @@
 """Draws images with a trained diffusion model.
 
-The same settings give the same images with any number of GPUs; an interrupted run continues.
-Batches are kept next to the output, in the folder `<name>_parts`.
+The same settings give the same images with any number of GPUs.
 
 example: python tools/generate.py configs/dit3_digits.py work_dirs/dit3_digits/iter_2000.pth \\
            --classes 0 1 2 3 4 5 6 7 8 9 --count 100 --steps 20 --out digits.png
 several GPUs: torchrun --nproc-per-node 8 tools/generate.py … --launcher pytorch
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,7 @@ from mmvttt.openmmlab.apis import generate as api
 from mmvttt.openmmlab.config import load_config
 
 
-def parse_args() -> argparse.Namespace:
+def main() -> None:
     parser = cli.command_line(__doc__)
     cli.add_config(parser)
     add = parser.add_argument
@@ -30,7 +28,6 @@ def parse_args() -> argparse.Namespace:
     add('--classes', nargs='+', default=[], help='numbers of classes, or: all')
     add('--prompt', nargs='+', help='texts, for a model of prompts')
     add('--pipeline', help='folder of Stable Diffusion 3 with its text encoders')
-    add('--prompts', metavar='FILE.npz', help='embedded prompts instead of texts')
     add('--count', type=cli.positive, help='images; default: one a class or prompt')
     add('--steps', type=cli.positive, default=50)
     add('--guidance', type=float, default=1.0, help='classifier-free guidance; 1: none')
@@ -50,13 +47,6 @@ def parse_args() -> argparse.Namespace:
         parser.error(f'--classes {" ".join(args.classes)}: give numbers, or: all')
     if args.prompt and not args.pipeline:
         parser.error('--prompt needs --pipeline FOLDER, whose text encoders read it')
-    if args.prompts and not Path(args.prompts).is_file():
-        parser.error(f'there are no prompts {args.prompts!r}: give an .npz of arrays')
-    return args
-
-
-def main() -> None:
-    args = parse_args()
     with cli.plain_errors(args.launcher):
         if args.launcher != 'none':
             init_dist(args.launcher)
@@ -67,22 +57,23 @@ def main() -> None:
         if not averaged and is_main_process():
             print('the checkpoint does not say that its weights are averaged; they are used as is')
         vae = api.load_autoencoder(args.vae, args.device) if args.vae else None
-        prompts = None
-        if args.prompts:
-            with np.load(args.prompts, allow_pickle=False) as arrays:
-                prompts = {n: torch.from_numpy(array).float() for n, array in arrays.items()}
-        elif args.prompt:
+        prompts, classes = None, [int(text) for text in args.classes if text != 'all']
+        if args.prompt:
             prompts = api.encode_prompts(args.pipeline, args.prompt, args.device)
-        classes = range(model.num_classes or 0) if args.classes == ['all'] else args.classes
-        default = len(next(iter(prompts.values()))) if prompts else len(classes)
+        elif args.classes == ['all']:
+            classes = list(range(model.num_classes or 0))
+        default = len(args.prompt or classes)
         # A pixel of a latent is 2^(stages − 1) pixels of the image.
         shrink = 2 ** (len(vae.config.block_out_channels) - 1) if vae else 1
         least = shrink * model.transformer.config.patch_size
         if any(side % least for side in args.size or ()):
             raise UsageError(f'--size {args.size[0]} {args.size[1]}: give multiples of {least}')
-        settings = api.Settings(
-            count=args.count or max(1, default),
-            classes=tuple(map(int, classes)),
+        images = api.generate(
+            model,
+            args.count or max(1, default),
+            classes,
+            prompts,
+            autoencoder=vae,
             steps=args.steps,
             guidance=args.guidance,
             guided=args.guided,
@@ -91,15 +82,14 @@ def main() -> None:
             size=(args.size[0] // shrink, args.size[1] // shrink) if args.size else None,
             batch_size=args.batch_size,
         )
-        out = Path(args.npz or args.out)
-        images = api.generate(model, settings, out.with_name(f'{out.stem}_parts'), vae, prompts)
-        if not is_main_process():
+        if images is None:
             return
         # A column for each class or prompt, if the picture stays readable.
         api.write_grid(images[:1024], args.out, default if 1 < default <= 32 else None)
         print(f'{len(images)} images of {images.shape[1]}×{images.shape[2]} → {args.out}')
         if args.npz:
-            api.write_npz(images, args.npz)
+            Path(args.npz).parent.mkdir(parents=True, exist_ok=True)
+            np.savez(args.npz, images)
             print(f'arr_0 {images.shape} → {args.npz}')
 
 

@@ -40,11 +40,7 @@ def main() -> None:
     args = parser.parse_args()
     with cli.plain_errors():
         found = load_model(args.model, args.cfg_options, args.checkpoint, args.key)
-        refuse_diffusion(
-            found.config,
-            'mmvttt.analysis.mixers.record_mixers(model, latents) records its mixers, '
-            'tools/generate.py draws images with it',
-        )
+        refuse_diffusion(found.config)
         look = Look(
             found.model,
             args.images,

@@ -191,18 +191,6 @@ def test_the_door_builds_and_saves_the_embedding_of_the_time(
             assert block.norm1.emb.time_proj.downscale_freq_shift == shift
 
 
-def test_an_average_of_diffusers_is_what_it_averages(tmp_path: Path) -> None:
-    ema = pytest.importorskip('diffusers.training_utils').EMAModel
-    model = DiT3(arch=SMALL, num_classes=3, mixer=dict(type='TTTMixer', inner='MLP'))
-    ema(model.parameters(), model_cls=type(model), model_config=model.config).save_pretrained(
-        tmp_path
-    )
-    again = ema.from_pretrained(tmp_path, type(model))
-    assert again.model_config.mixer == model.config.mixer
-    pairs = zip(again.shadow_params, model.parameters(), strict=True)
-    assert all(torch.equal(*pair) for pair in pairs)
-
-
 def test_checkpointing_changes_nothing() -> None:
     torch.manual_seed(0)
     model = spread(DiT3(arch=SMALL, num_classes=3))

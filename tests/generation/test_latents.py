@@ -1,9 +1,7 @@
 """Caches of latents: what is in them, stops, and what is wrong with them."""
 
-import copy
 import json
 import os
-import pickle
 import shutil
 from pathlib import Path
 
@@ -65,14 +63,12 @@ def test_cache_is_what_the_autoencoder_says(images: Path, vae: AutoencoderKL, ca
         assert item['class_labels'] == label == (index >= 3)
 
 
-def test_half_of_the_images_are_mirrored(cache: Path) -> None:
-    data = CachedLatents(cache)
-    # Workers get the files, not their contents.
-    assert (cache / 'moments.npy').stat().st_size > 10000 > len(pickle.dumps(data))
-    again = pickle.loads(pickle.dumps(data))
-    assert torch.equal(again[1]['class_labels'], data[1]['class_labels'])
-    data._arrays['moments'] = np.zeros((7, 2, 8, 2, 2), np.float32)
-    data.arrays['moments'][:, 1, :4] = 1
+def test_half_of_the_images_are_mirrored(cache: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(cache, tmp_path / 'cache')
+    array = np.zeros((7, 2, 8, 2, 2), np.float32)
+    array[:, 1, :4] = 1
+    np.save(folder / 'moments.npy', array)
+    data = CachedLatents(folder)
     torch.manual_seed(0)
     mirrored = [data[0]['latents'].mean().item() > 0 for _ in range(400)]
     # Three standard errors.
@@ -81,28 +77,19 @@ def test_half_of_the_images_are_mirrored(cache: Path) -> None:
     assert data[0]['latents'].mean() < 0
 
 
-def test_a_stopped_cache_goes_on(
-    images: Path, vae: AutoencoderKL, cache: Path, tmp_path: Path
-) -> None:
-    source = ClassFolders(images, 32)
-
+def test_a_stopped_cache_is_none(images: Path, vae: AutoencoderKL, tmp_path: Path) -> None:
     class Stopped(ClassFolders):
         def __getitem__(self, index: int):
             if index == 5:
                 raise KeyboardInterrupt
-            return source[index]
+            return super().__getitem__(index)
 
     with pytest.raises(KeyboardInterrupt):
         cache_latents(vae, Stopped(images, 32), tmp_path, 2, dtype='float32')
-    with pytest.raises(DataError, match='has 4 of 7 images'):
+    with pytest.raises(MissingDataError, match=r'tools/cache_latents\.py'):
         CachedLatents(tmp_path)
-    seen = []
-    source.loader = lambda path, loader=source.loader: seen.append(path) or loader(path)
-    cache_latents(vae, source, tmp_path, 2, dtype='float32')
-    # The first is read once more, for the shape.
-    assert [Path(p).stem for p in seen] == ['0', '4', '5', '6']
-    for name in ('moments.npy', 'class_labels.npy', 'latents.json'):
-        assert (tmp_path / name).read_bytes() == (cache / name).read_bytes(), name
+    cache_latents(vae, ClassFolders(images, 32), tmp_path, 4, dtype='float32')
+    assert len(CachedLatents(tmp_path)) == 7
 
 
 def test_prompts_come_along(cache: Path, tmp_path: Path) -> None:
@@ -117,27 +104,22 @@ def test_prompts_come_along(cache: Path, tmp_path: Path) -> None:
     assert {v.dtype for v in item.values()} == {torch.float32}
     pooled = CachedLatents(folder, conditions=['pooled_projections'])
     assert set(pooled[2]) == {'latents', 'pooled_projections'}
-    with pytest.raises(MissingDataError, match=r'there is no .*class_labels\.npy'):
+    with pytest.raises(DataError, match=r'class_labels\.npy.* cannot be read'):
         CachedLatents(folder, conditions=['class_labels'])
 
 
 def test_what_is_wrong_with_a_cache(
-    images: Path, vae: AutoencoderKL, cache: Path, tmp_path: Path
+    images: Path, vae: AutoencoderKL, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(MissingDataError, match=r'tools/cache_latents\.py'):
-        CachedLatents(tmp_path)
-    with pytest.raises(UsageError, match='a cache of another kind'):
+    with pytest.raises(UsageError, match='has a cache: choose another folder'):
         cache_latents(vae, ClassFolders(images, 16), cache)
     with pytest.raises(MissingDataError, match='folder for each class'):
         ClassFolders(tmp_path / 'nothing', 32)
     with pytest.raises(ValueError, match="split='training'"):
         TinyDigits('training')
-    folder = shutil.copytree(cache, tmp_path / 'cache')
-    broken = np.load(folder / 'moments.npy')
-    broken[3, :, 1] = np.nan
-    np.save(folder / 'moments.npy', broken)
-    with pytest.raises(DataError, match=r'image 3 of the cache .* is not finite in moments\.npy'):
-        CachedLatents(folder)[3]
+    monkeypatch.setattr(module, '_moments', lambda *args, f=module._moments: f(*args) * 1e6)
+    with pytest.raises(DataError, match="give dtype 'float32'"):
+        cache_latents(vae, ClassFolders(images, 32), tmp_path)
 
 
 def moments(change):
@@ -158,17 +140,8 @@ def moments(change):
 def test_a_damaged_cache_is_refused_when_it_is_opened(damage, cache: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(cache, tmp_path / 'cache')
     damage(folder)
-    with pytest.raises((DataError, MissingDataError)) as error:
+    with pytest.raises(DataError, match=str(folder)):
         CachedLatents(folder, conditions=['class_labels'])
-    assert str(folder) in str(error.value)
-
-
-def test_a_file_that_is_shortened_while_it_is_read(cache: Path, tmp_path: Path) -> None:
-    copied = CachedLatents(shutil.copytree(cache, tmp_path / 'cache'))
-    copied[0]
-    os.truncate(copied.root / 'moments.npy', 200)
-    with pytest.raises(DataError, match=r"moments\.npy' was shortened while it was read"):
-        copied[len(copied) - 1]
 
 
 def test_other_layouts_of_the_same_numbers(cache: Path, tmp_path: Path) -> None:
@@ -181,40 +154,6 @@ def test_other_layouts_of_the_same_numbers(cache: Path, tmp_path: Path) -> None:
         items.append(CachedLatents(root)[5])
     assert torch.equal(items[0]['latents'], items[1]['latents'])
     assert items[1]['class_labels'].dtype == torch.int64
-
-
-def test_another_autoencoder_or_other_images_do_not_mix(
-    images: Path, vae: AutoencoderKL, cache: Path, tmp_path: Path
-) -> None:
-    before = (cache / 'moments.npy').read_bytes()
-    other = copy.deepcopy(vae)
-    with torch.no_grad():
-        next(other.parameters()).add_(1e-3)
-    with pytest.raises(UsageError, match=r'of another kind \(autoencoder: '):
-        cache_latents(other, ClassFolders(images, 32), cache, dtype='float32')
-    # As many images of the same classes, one of them another file.
-    other = shutil.copytree(images, tmp_path / 'images')
-    changed = other / 'cat' / '1.png'
-    content = changed.read_bytes()
-    for change in (
-        lambda: changed.write_bytes(content[:-50] + bytes(50)),
-        lambda: (changed.write_bytes(content), changed.rename(changed.with_name('1b.png'))),
-    ):
-        change()
-        with pytest.raises(UsageError, match=r'of another kind \(files: '):
-            cache_latents(vae, ClassFolders(other, 32), cache, dtype='float32')
-    # The same images in another place.
-    moved = shutil.copytree(images, tmp_path / 'moved')
-    cache_latents(copy.deepcopy(vae), ClassFolders(moved, 32), cache, dtype='float32')
-    assert (cache / 'moments.npy').read_bytes() == before
-
-
-def test_overflow_is_an_error(
-    images: Path, vae: AutoencoderKL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, '_moments', lambda *args, f=module._moments: f(*args) * 1e6)
-    with pytest.raises(DataError, match="give dtype 'float32'"):
-        cache_latents(vae, ClassFolders(images, 32), tmp_path)
 
 
 def test_tool(images: Path, vae: AutoencoderKL, tmp_path: Path, tools) -> None:

@@ -2,58 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from mmengine.config import Config
-from mmengine.dist import barrier, get_rank, get_world_size, is_main_process
+from mmengine.dist import collect_results, get_rank, get_world_size, is_main_process
 from mmengine.registry import MODELS, init_default_scope
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 from torchvision.utils import save_image
 
-from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.checkpoints.load import require_whole
 from mmvttt.checkpoints.read import named_tensors, read_content
 from mmvttt.errors import DataError, MissingDataError, UsageError
 from mmvttt.models.generation.sampling import image_generator, sampling_scheduler
 
-from ..datasets.latents import digest_tensors
 from ..models.diffusion_model import DiffusionModel
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Two runs with the same settings make the same images.
-
-    Attributes:
-        count: Number of images.
-        classes: Image i is of class `classes[i % len(classes)]`; empty for a model of prompts.
-        steps, guidance, guided, scheduler: See `DiffusionModel.draw`.
-        seed: Seed of all images.
-        size: (height, width) of the latents; None for the training's.
-        batch_size: Images at a time, on which only their last bits depend.
-    """
-
-    count: int
-    classes: tuple[int, ...] = ()
-    steps: int = 50
-    guidance: float = 1.0
-    guided: str = 'all'
-    scheduler: str | None = None
-    seed: int = 0
-    size: tuple[int, int] | None = None
-    batch_size: int = 16
 
 
 def load_generator(
@@ -123,82 +93,64 @@ def encode_prompts(
 
 def generate(
     model: DiffusionModel,
-    settings: Settings,
-    folder: str | os.PathLike[str],
-    autoencoder: Any = None,
+    count: int,
+    classes: Sequence[int] = (),
     prompts: Mapping[str, Tensor] | None = None,
-) -> np.ndarray:
-    """Draws images `(N, H, W, 3)`, uint8; continues where it stopped.
+    *,
+    autoencoder: Any = None,
+    steps: int = 50,
+    guidance: float = 1.0,
+    guided: str = 'all',
+    scheduler: str | None = None,
+    seed: int = 0,
+    size: tuple[int, int] | None = None,
+    batch_size: int = 16,
+) -> np.ndarray | None:
+    """Draws images `(N, H, W, 3)`, uint8.
 
-    Each batch is a file of the folder. With several processes each makes its share of the batches;
-    the images are the same. A bar on stderr shows the progress.
+    With several processes each draws its share of the batches, the images are the same, and rank 0
+    returns them. A bar on stderr shows the progress.
 
     Args:
         model: See `load_generator`.
-        settings: Which images.
-        folder: Where the batches go. Their names have a digest of the model, settings and prompts,
-            so that images of another run are not taken for this one's.
-        autoencoder: Decodes latents; None for a model of pixels.
+        count: Number of images.
+        classes: Image i is of class `classes[i % len(classes)]`; empty for a model of prompts.
         prompts: Embeddings of the prompts, `(P, …)` by the transformer's arguments: image i is of
             prompt i % P. `null_…` are the same for no prompt, `(1, …)`.
+        autoencoder: Decodes latents; None for a model of pixels.
+        steps, guidance, guided, scheduler: See `DiffusionModel.draw`.
+        seed: Seed of all images.
+        size: (height, width) of the latents; None for the training's.
+        batch_size: Images at a time, on which only their last bits depend.
 
     Raises:
         UsageError: A class does not exist, there are none; there is guidance without a null
             condition; or the scheduler does not fit.
-        DataError: An image is not finite, or a file of the folder is damaged.
+        DataError: An image is not finite.
     """
-    conditions, nulls = _conditions(model, settings, prompts)
-    sampling_scheduler(model.scheduler, settings.scheduler)
+    conditions, nulls = _conditions(model, classes, prompts)
+    sampling_scheduler(model.scheduler, scheduler)
     config = model.transformer.config
-    shape = (config.in_channels, *(settings.size or (config.sample_size,) * 2))
+    shape = (config.in_channels, *(size or (config.sample_size,) * 2))
     if autoencoder is None and shape[0] not in (1, 3):
         raise UsageError(
             f'latents of {shape[0]} channels are no picture: give --vae FOLDER, the autoencoder '
             'that they are of'
         )
-    tag = _digest(settings, model, autoencoder, prompts)
-    starts = range(0, settings.count, settings.batch_size)
-    batches = {
-        Path(folder) / f'{tag}_{start:08d}_{end - start}.npy': range(start, end)
-        for start in starts
-        for end in [min(start + settings.batch_size, settings.count)]
-    }
-    mine = list(batches)[get_rank() :: get_world_size()]
-    missing = [file for file in mine if not file.exists()]
+    batches = torch.arange(count).split(batch_size)
     device = next(model.parameters()).device
     bar = dict(console=Console(stderr=True), disable=not is_main_process())
-    for file in track(missing, 'drawing', **bar):
-        indices = batches[file]
+    images = []
+    for indices in track(batches[get_rank() :: get_world_size()], 'drawing', **bar):
         condition, null = (
-            {n: v[[i % len(v) for i in indices]].to(device) for n, v in tensors.items()}
+            {n: v[indices % len(v)].to(device) for n, v in tensors.items()}
             for tensors in (conditions, nulls)
         )
-        latents = model.draw(
-            *(condition, null, shape, [image_generator(settings.seed, i) for i in indices]),
-            *(settings.steps, settings.guidance, settings.guided, settings.scheduler),
-        )
-        content = io.BytesIO()
-        np.save(content, _pixels(latents, autoencoder, indices))
-        write_whole(file, content.getvalue())
-    barrier()
-    return _read(list(batches))
-
-
-def _read(files: Sequence[Path]) -> np.ndarray:
-    images = []
-    for file in files:
-        try:
-            images.append(np.load(file, allow_pickle=False))
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f'{str(file)!r} is damaged: remove it, generate again') from error
-    return np.concatenate(images)
-
-
-def write_npz(images: np.ndarray, path: str | os.PathLike[str]) -> None:
-    """Writes `arr_0`, `(N, H, W, 3)` uint8, as ADM's evaluator reads it."""
-    content = io.BytesIO()
-    np.savez(content, images)
-    write_whole(path, content.getvalue())
+        generators = [image_generator(seed, i) for i in indices.tolist()]
+        latents = model.draw(condition, null, shape, generators, steps, guidance, guided, scheduler)
+        images.append(_pixels(latents, autoencoder))
+    collected = collect_results(images, len(batches))
+    return None if collected is None else np.concatenate(collected)
 
 
 def write_grid(
@@ -213,62 +165,36 @@ def write_grid(
 
 
 def _conditions(
-    model: DiffusionModel, settings: Settings, prompts: Mapping[str, Tensor] | None
+    model: DiffusionModel, classes: Sequence[int], prompts: Mapping[str, Tensor] | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Conditions of all images, and null conditions: tensors whose rows take turns."""
     if prompts is not None:
         given = {n: v for n, v in prompts.items() if not n.startswith('null_')}
-        nulls = {n.removeprefix('null_'): v for n, v in prompts.items() if n.startswith('null_')}
-        if settings.guidance != 1 and set(nulls) != set(given):
-            raise UsageError(
-                f'guidance={settings.guidance} needs null_{", null_".join(given)} among the '
-                'prompts, the embeddings of an empty prompt'
-            )
-        return given, nulls
+        return given, {n: prompts[f'null_{n}'] for n in given if f'null_{n}' in prompts}
     count, null = model.num_classes, model.null_class
     if count is None:
-        raise UsageError('the model draws prompts: give --prompts, not --classes')
-    if not settings.classes:
+        raise UsageError('the model draws prompts: give --prompt, not --classes')
+    if not classes:
         raise UsageError(f'give classes, of 0 to {count - 1}')
-    if bad := [c for c in settings.classes if not 0 <= c < count]:
+    if bad := [c for c in classes if not 0 <= c < count]:
         raise UsageError(
             f'class {bad[0]} does not exist: the model has the classes 0 to {count - 1}'
         )
     nulls = {} if null is None else dict(class_labels=torch.tensor([null]))
-    return dict(class_labels=torch.tensor(settings.classes)), nulls
-
-
-def _digest(
-    settings: Settings,
-    model: DiffusionModel,
-    autoencoder: Any,
-    prompts: Mapping[str, Tensor] | None,
-) -> str:
-    """Digest of everything that an image depends on, which the number of images is not."""
-    facts: list[Any] = [{**asdict(settings), 'count': None}, type(model.loss).__name__]
-    for part in (model.scheduler, model.transformer, autoencoder):
-        if part is not None:
-            # Names with an underscore say where a config was read.
-            facts.append({k: v for k, v in part.config.items() if not k.startswith('_')})
-            facts.append(digest_tensors(part.state_dict()) if hasattr(part, 'state_dict') else None)
-    facts.append(digest_tensors(prompts or {}))
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _require_finite(images: Tensor, indices: Sequence[int], where: str) -> None:
-    good = images.isfinite().flatten(1).all(1).tolist()
-    if not all(good):
-        raise DataError(f'image {indices[good.index(False)]} is not finite, in {where}')
+    return dict(class_labels=torch.tensor(classes)), nulls
 
 
 @torch.inference_mode()
-def _pixels(latents: Tensor, autoencoder: Any, indices: Sequence[int]) -> np.ndarray:
+def _pixels(latents: Tensor, autoencoder: Any) -> np.ndarray:
     """Latents, or pixels in [−1, 1], as `(B, H, W, 3)` uint8."""
-    _require_finite(latents, indices, 'its latents: fewer steps or another scheduler may help')
     if autoencoder is not None:
         config, parameter = autoencoder.config, next(autoencoder.parameters())
         shift = config.get('shift_factor') or 0.0
         latents = autoencoder.decode((latents / config.scaling_factor + shift).to(parameter)).sample
-        _require_finite(latents, indices, 'the output of the autoencoder: load it in fp32')
+    if not latents.isfinite().all():
+        raise DataError(
+            'an image is not finite: fewer steps, another scheduler, or the autoencoder in fp32 '
+            'may help'
+        )
     levels = (latents.float().expand(-1, 3, -1, -1) / 2 + 0.5).clamp(0, 1) * 255
     return levels.round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()

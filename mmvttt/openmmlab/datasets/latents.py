@@ -8,11 +8,9 @@ NumPy's plain arrays have only numbers, no code.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from mmap import mmap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +28,8 @@ from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import DataError, MissingDataError, UsageError
 
 from ..registry import DATASETS
-from ..reliability.data.contents import files_digest
 
-_NOTES, _MOMENTS, _LABELS = 'latents.json', 'moments.npy', 'class_labels.npy'
+_NOTES = 'latents.json'
 
 
 @DATASETS.register_module()
@@ -46,7 +43,7 @@ class CachedLatents(Dataset):
 
     Raises:
         MissingDataError: There is no such cache.
-        DataError: The cache is incomplete or damaged, or an array lacks a row for each image.
+        DataError: An array is missing, damaged, or lacks a row for each image.
     """
 
     def __init__(
@@ -62,88 +59,44 @@ class CachedLatents(Dataset):
                 'tools/cache_latents.py'
             )
         self.notes = json.loads((self.root / _NOTES).read_bytes())
-        count, done = self.notes['images'], self.notes['done']
-        if done != count:
-            raise DataError(
-                f'the cache {str(self.root)!r} has {done} of {count} images: continue it by '
-                'tools/cache_latents.py'
-            )
         self.metainfo = dict(classes=self.notes.get('classes', []))
         if conditions is None:
-            self.names = sorted(path.stem for path in self.root.glob('*.npy'))
-        else:
-            self.names = ['moments', *conditions]
-        self._arrays: dict[str, np.ndarray] = {}
-        for name, array in self.arrays.items():
-            if len(array) != count:
-                raise DataError(
-                    f'{name}.npy in {str(self.root)!r} has {len(array)} rows for {count} images'
-                )
+            conditions = sorted({path.stem for path in self.root.glob('*.npy')} - {'moments'})
+        self.names = ['moments', *conditions]
+        for name in self.names:
+            self._open(name)
 
-    @property
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Memory maps of the arrays by name, opened separately in each process."""
-        if not self._arrays:
-            self._arrays = {name: _open_array(self.root / f'{name}.npy') for name in self.names}
-        return self._arrays
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), '_arrays': {}}
+    def _open(self, name: str) -> np.ndarray:
+        """A memory map; it is opened for each image, since a pickled one holds the whole array."""
+        path = self.root / f'{name}.npy'
+        try:
+            array = np.load(path, mmap_mode='r', allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(
+                f'{str(path)!r} cannot be read ({error}): put an array with a row for each image '
+                'there, or make the cache again'
+            ) from error
+        if len(array) != len(self):
+            raise DataError(f'{str(path)!r} has {len(array)} rows for {len(self)} images')
+        return array
 
     def __len__(self) -> int:
         return self.notes['images']
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """`latents`, `(C, h, w)`, scaled for the diffusion model, and the image's conditions.
-
-        Raises:
-            DataError: A number is not finite, or a file has become shorter.
-        """
-        for array in self.arrays.values():
-            _require_whole(array)
-        # Copies in the machine's own byte order.
-        rows = {n: a[index].astype(a.dtype.newbyteorder('=')) for n, a in self.arrays.items()}
+        """`latents`, `(C, h, w)`, scaled for the diffusion model, and the image's conditions."""
+        rows = {name: self._open(name)[index] for name in self.names}
         mirrored = int(self.flip and torch.rand(()) < 0.5)
-        mean, deviation = torch.from_numpy(rows.pop('moments')[mirrored]).float().chunk(2)
+        # Copies in the machine's own byte order.
+        moments = torch.from_numpy(rows.pop('moments')[mirrored].astype(np.float32))
+        mean, deviation = moments.chunk(2)
         latents = mean + deviation * torch.randn(mean.shape)
         # Embeddings are often stored in half precision.
-        values = {name: torch.as_tensor(row) for name, row in rows.items()}
-        item = {n: v.float() if v.is_floating_point() else v.long() for n, v in values.items()}
-        item['latents'] = (latents - self.notes['shift']) * self.notes['scale']
-        for name, value in item.items():
-            if not value.isfinite().all():
-                file = _MOMENTS if name == 'latents' else f'{name}.npy'
-                raise DataError(
-                    f'image {index} of the cache {str(self.root)!r} is not finite in {file}: cache '
-                    'the latents again, in fp32 if the autoencoder overflows'
-                )
-        return item
-
-
-def _open_array(path: Path) -> np.ndarray:
-    """A memory map of a `.npy` file.
-
-    Raises:
-        MissingDataError: There is no such file.
-        DataError: It is no array, or not all of one.
-    """
-    if not path.is_file():
-        raise MissingDataError(
-            f'there is no {str(path)!r}: put an array with a row for each image there'
-        )
-    try:
-        return np.load(path, mmap_mode='r', allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f'{str(path)!r} is damaged ({error}): make the cache again') from error
-
-
-def _require_whole(array: Any) -> None:
-    """Raises DataError if a file was shortened under its map: reading its end kills the process."""
-    if isinstance(array.base, mmap) and array.base.size() < array.offset + array.nbytes:
-        raise DataError(
-            f'{str(array.filename)!r} was shortened while it was read: make the cache again, in '
-            'another folder'
-        )
+        item = {
+            name: torch.as_tensor(row.astype(np.float32 if row.dtype.kind == 'f' else np.int64))
+            for name, row in rows.items()
+        }
+        return item | dict(latents=(latents - self.notes['shift']) * self.notes['scale'])
 
 
 @DATASETS.register_module()
@@ -154,16 +107,13 @@ class TinyDigits(Dataset):
         split: 'train' (1437 images), or 'test' (the other 360).
 
     Raises:
-        UsageError: scikit-learn is missing.
         ValueError: There is no such split.
     """
 
     def __init__(self, split: str = 'train') -> None:
         check_choice('split', split, ('train', 'test'))
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError as error:
-            raise UsageError("the digits need scikit-learn: pip install 'mmvttt[demo]'") from error
+        from sklearn.datasets import load_digits
+
         digits = load_digits()
         order = np.random.default_rng(0).permutation(len(digits.target))
         chosen = order[:1437] if split == 'train' else order[1437:]
@@ -207,11 +157,6 @@ class ClassFolders(ImageFolder):
                 f'{os.fspath(root)!r} holds no images in a folder for each class: {error}'
             ) from error
 
-    def digest(self) -> str:
-        """A digest of the images, see `files_digest`."""
-        files = [os.path.relpath(path, self.root) for path, _ in self.samples]
-        return files_digest(self.root, files)
-
 
 def cache_latents(
     autoencoder: Any,
@@ -221,7 +166,7 @@ def cache_latents(
     num_workers: int = 0,
     dtype: str = 'float16',
 ) -> Path:
-    """Writes the latents of images and of their mirror images; continues after an interruption.
+    """Writes the latents of images and of their mirror images.
 
     A bar on stderr shows the progress.
 
@@ -234,60 +179,38 @@ def cache_latents(
         dtype: 'float16', or 'float32' for twice the space.
 
     Raises:
-        UsageError: The folder has a cache of other settings, images, or of another autoencoder.
+        UsageError: The folder has a cache.
         DataError: A latent is not finite, or too large for the type.
     """
     out = Path(out)
-    count, config = len(images), autoencoder.config
-    with torch.inference_mode():
-        shape = (count, *_moments(autoencoder, images[0][0][None]).shape[1:])
-    notes = dict(
-        images=count,
-        shape=list(shape),
-        dtype=dtype,
-        scale=config.scaling_factor,
-        shift=config.get('shift_factor') or 0.0,
-        classes=images.classes,
-        autoencoder=digest_tensors(autoencoder.state_dict()),
-        files=images.digest(),
-    )
-    arrays = {_MOMENTS: (dtype, shape), _LABELS: ('int64', (count,))}
     if (out / _NOTES).exists():
-        before = json.loads((out / _NOTES).read_bytes())
-        done = before.pop('done')
-        if changed := [key for key in notes if before.get(key) != notes[key]]:
-            raise UsageError(
-                f'{str(out)!r} has a cache of another kind ({changed[0]}: '
-                f'{before.get(changed[0])}, now {notes[changed[0]]}): choose another folder'
-            )
-    else:
-        done = 0
-        out.mkdir(parents=True, exist_ok=True)
-        for name, (kind, sides) in arrays.items():
-            np.lib.format.open_memmap(out / name, 'w+', kind, sides)
-    starts = range(done, count, batch_size)
-    batches = [list(range(start, min(start + batch_size, count))) for start in starts]
-    loader: DataLoader[Any] = DataLoader(images, batch_sampler=batches, num_workers=num_workers)
-    loaded: Any = track(loader, 'caching', console=Console(stderr=True))
+        raise UsageError(f'{str(out)!r} has a cache: choose another folder, or remove it')
+    out.mkdir(parents=True, exist_ok=True)
+    loader: DataLoader[Any] = DataLoader(images, batch_size, num_workers=num_workers)
     # Not by a memory map, which hides a full disk.
-    with (out / _MOMENTS).open('r+b') as moments, (out / _LABELS).open('r+b') as labels:
-        for file, (kind, sides) in zip((moments, labels), arrays.values(), strict=True):
-            row = np.dtype(kind).itemsize * int(np.prod(sides[1:]))
-            file.seek((done - count) * row, os.SEEK_END)
-        for indices, (pixels, classes) in zip(batches, loaded, strict=True):
+    with (out / 'moments.npy').open('wb') as file:
+        for pixels, _ in track(loader, 'caching', console=Console(stderr=True)):
             with torch.inference_mode(), np.errstate(over='ignore'):
                 rows = _moments(autoencoder, pixels).cpu().numpy().astype(dtype)
             if not np.isfinite(rows).all():
                 raise DataError(
-                    f'the latents of images {indices[0]} to {indices[-1]} are not finite in '
-                    f"{dtype}: give dtype 'float32', and the autoencoder in fp32"
+                    f"latents are not finite in {dtype}: give dtype 'float32', and the autoencoder "
+                    'in fp32'
                 )
-            for file, values in ((moments, rows), (labels, classes.numpy().astype('int64'))):
-                file.write(values.tobytes())
-                file.flush()
-                os.fsync(file.fileno())
-            written = json.dumps({**notes, 'done': indices[-1] + 1}, indent=1)
-            write_whole(out / _NOTES, written.encode())
+            if not file.tell():
+                shape = len(images), *rows.shape[1:]
+                header = dict(descr=rows.dtype.str, fortran_order=False, shape=shape)
+                np.lib.format.write_array_header_1_0(file, header)
+            file.write(rows.tobytes())
+    np.save(out / 'class_labels.npy', np.array(images.targets, np.int64))
+    notes = dict(
+        images=len(images),
+        scale=autoencoder.config.scaling_factor,
+        shift=autoencoder.config.get('shift_factor') or 0.0,
+        classes=images.classes,
+    )
+    # Last: without it, the folder is no cache.
+    write_whole(out / _NOTES, json.dumps(notes, indent=1).encode())
     return out
 
 
@@ -297,12 +220,3 @@ def _moments(autoencoder: Any, pixels: Tensor) -> Tensor:
     parameter = next(autoencoder.parameters())
     gaussian = autoencoder.encode(both.to(parameter)).latent_dist
     return torch.cat([gaussian.mean, gaussian.std], dim=1).float().unflatten(0, (-1, 2))
-
-
-def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """Digest of tensors in fp32, whatever type they are in."""
-    digest = hashlib.sha256()
-    for name, value in sorted(tensors.items()):
-        digest.update(f'{name} {tuple(value.shape)}'.encode())
-        digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]

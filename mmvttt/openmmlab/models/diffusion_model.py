@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from inspect import signature
-from itertools import chain
 from typing import Any
 
 import torch
@@ -21,12 +20,14 @@ _LABELS = 'class_labels'
 _SAMPLES: dict[str, Any] = dict(steps=50, guidance=1.0, guided='all', scheduler=None, seed=0)
 
 
-def refuse_diffusion(config: Mapping[str, Any] | None, instead: str) -> None:
-    """Raises a UsageError that names `instead` if a config's model is a `DiffusionModel`."""
-    model = (config or {}).get('model')
-    kind = type_name(model.get('type')) if isinstance(model, Mapping) else ''
-    if kind.rpartition('.')[2] == 'DiffusionModel':
-        raise UsageError(f'the config has a diffusion model, which takes no photographs: {instead}')
+def refuse_diffusion(config: Mapping[str, Any] | None) -> None:
+    """Raises a UsageError if a config's model is a `DiffusionModel`."""
+    model = config.get('model', {}) if config else {}
+    if type_name(model.get('type')).endswith('DiffusionModel'):
+        raise UsageError(
+            'the config has a diffusion model, which takes no photographs: tools/generate.py draws '
+            'images with it'
+        )
 
 
 @MODELS.register_module()
@@ -228,9 +229,7 @@ class DiffusionModel(BaseModel):
         return [dict(image=i, label=l) for i, l in zip(images, labels.tolist(), strict=True)]
 
     def _output(self, noisy: Tensor, time: Tensor, condition: Mapping[str, Tensor]) -> Tensor:
-        # A frozen copy has its weights as buffers.
-        weights = chain(self.transformer.parameters(), self.transformer.buffers())
-        dtype = next((w.dtype for w in weights if w.is_floating_point()), noisy.dtype)
+        dtype = next(self.transformer.parameters()).dtype
         cast = {n: v.to(dtype) if v.is_floating_point() else v for n, v in condition.items()}
         time = time.expand(len(noisy))
         output = self.transformer(noisy.to(dtype), timestep=time, return_dict=False, **cast)
