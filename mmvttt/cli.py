@@ -8,14 +8,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
 from .distributions import missing
 from .errors import CheckpointError, DataError, UsageError
 from .outputs import check_new_file, check_new_folder
-
-# Functions that make a sentence of other errors, or None; mmvttt.openmmlab.config adds its own.
-EXPLAIN: list[Callable[[Any], str | None]] = []
 
 
 def command_line(doc: str | None) -> argparse.ArgumentParser:
@@ -83,33 +81,12 @@ class Options(argparse.Action):
             if not key or not equals:
                 parser.error(f'{rest[0]} {key!r}: write KEY=VALUE, e.g. train_cfg.max_epochs=1')
             try:
-                items = ast.literal_eval(_Words().visit(ast.parse(f'[{text}]', mode='eval')))
-            except (SyntaxError, TypeError, ValueError):
-                words = text.strip('[]').split(',')
-                items = [words] if text.startswith('[') else text.split(',')
+                items = ast.literal_eval(f'[{text}]')
+            except (SyntaxError, ValueError):
+                words = {'true': True, 'false': False}
+                items = [words.get(item.lower(), item) for item in text.split(',')]
             pairs[key] = items if len(items) > 1 else items[0] if items else ''
         setattr(namespace, self.dest, pairs)
-
-
-class _Words(ast.NodeTransformer):
-    """`dict(a=1)` as `{'a': 1}`, and a name as a text, true and false as in YAML."""
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        is_dict = isinstance(node.func, ast.Name) and node.func.id == 'dict' and not node.args
-        self.generic_visit(node)
-        if not is_dict:
-            return node
-        return ast.Dict(
-            [ast.Constant(k.arg) if k.arg else None for k in node.keywords],
-            [k.value for k in node.keywords],
-        )
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        words = {'true': True, 'false': False, 'inf': float('inf'), 'nan': float('nan')}
-        return ast.Constant(words.get(node.id.lower(), node.id))
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        return ast.Constant(ast.unparse(node))
 
 
 def positive(text: str) -> int:
@@ -198,11 +175,12 @@ def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
         if (sentence := missing(error.name or '')) is None:
             raise
         message = sentence
-    except (KeyError, TypeError, ValueError) as error:
-        explained = next(filter(None, (explain(error) for explain in EXPLAIN)), None)
-        if explained is None:
+    except (TypeError, ValueError) as error:
+        # Checks of mmvttt's own parts name the option, its value and what to do.
+        *_, (frame, _) = walk_tb(error.__traceback__)
+        if not frame.f_globals['__name__'].startswith('mmvttt.'):
             raise
-        message = explained
+        message = str(error)
     else:
         return
     if launcher == 'none' or os.environ.get('LOCAL_RANK', '0') == '0':

@@ -11,10 +11,8 @@ from typing import Any
 
 from mmengine.config import Config
 
-from ..cli import EXPLAIN
 from ..distributions import missing, overlaid
 from ..errors import UsageError, suggest
-from .build_errors import explain_build
 
 # Scopes of toolboxes, and mmengine's names for them if they are missing.
 _TOOLBOXES = {'mmdet': 'mmdet', 'mmseg': 'mmsegmentation', 'mmpretrain': 'mmpretrain'}
@@ -23,14 +21,6 @@ _READ = (
     'compile', 'compile_blocks', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg',
     'runner_type', 'skip_bad_samples', 'strategy', 'sync_bn', 'tta_model', 'tta_pipeline',
 )  # fmt: skip
-# Entries that are dicts, if they are there.
-_DICTS = ('model', 'data_preprocessor', 'optim_wrapper', 'default_hooks', 'env_cfg', *(
-    f'{split}_{kind}' for split in ('train', 'val', 'test') for kind in ('dataloader', 'cfg')
-))  # fmt: skip
-
-
-# Of what is built from a config.
-EXPLAIN.append(explain_build)
 
 
 def load_config(
@@ -95,9 +85,6 @@ def load_config(
         if toolbox is None:
             raise
         raise UsageError(f"the config '{config}' needs a base: {missing(toolbox)}") from error
-    for key in _DICTS:
-        if not isinstance(cfg.get(key), dict | None):
-            raise UsageError(f"{key}={cfg[key]!r} in the config '{config}': give a dict")
     if absent := [key for key in needed if cfg.get(key) is None]:
         raise UsageError(
             f"the config '{cfg.filename}' has no {', '.join(absent)}; it may be a part for the "
@@ -137,12 +124,7 @@ def _require_read(cfg: Config, option: str) -> None:
 
     first = option.split('.')[0]
     names = sorted({*inspect.signature(Runner).parameters, *_READ} - {'cfg'})
-    close = suggest(first, names)
-    imports = (cfg.get('custom_imports') or {}).get('imports') or ()
-    modules = [imports] if isinstance(imports, str) else imports
-    foreign = any(name.partition('.')[0] not in (*_TOOLBOXES, 'mmvttt') for name in modules)
-    # Code of the user's may read any name.
-    if first in names or (first not in cfg and not close and foreign):
+    if first in names:
         return
     if first in cfg:
         raise UsageError(
@@ -151,7 +133,8 @@ def _require_read(cfg: Config, option: str) -> None:
             'val_dataloader, …'
         )
     raise UsageError(
-        f'--cfg-options {option}: nothing reads {first!r}{close}; a config has {", ".join(names)}'
+        f'--cfg-options {option}: nothing reads {first!r}{suggest(first, names)}; a config has '
+        f'{", ".join(names)}'
     )
 
 

@@ -14,21 +14,17 @@ from torch import nn
 import mmvttt.openmmlab.reliability  # noqa: F401
 from mmvttt.cli import add_cfg_options
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.build_errors import explain_build
 
 
 @pytest.mark.parametrize(
     ('given', 'value'),
     [
-        ("[dict(type='X')]", [dict(type='X')]),
-        ("dict(type='X', a=(1, 2), b=dict(c=None))", dict(type='X', a=(1, 2), b=dict(c=None))),
         ("{'a': [1, 2]}", {'a': [1, 2]}),
         ('[(1,2),(3,4)]', [(1, 2), (3, 4)]),
         ('(1,2),(3,4)', [(1, 2), (3, 4)]),
         # Texts without quotes, and what is no literal.
-        ('[dict(type=X, b=mmdet.Y)]', [dict(type='X', b='mmdet.Y')]),
         ('bbox,segm', ['bbox', 'segm']),
-        ('[a/b.json,/c/d.json]', ['a/b.json', '/c/d.json']),
+        ('a/b.json,/c/d.json', ['a/b.json', '/c/d.json']),
         ('data/x-1.pth', 'data/x-1.pth'),
         ('1/15', '1/15'),
         ('-1e-4', -1e-4),
@@ -44,9 +40,8 @@ def test_values_of_options(given: str, value: object) -> None:
 
 
 def test_an_unknown_option_of_the_checkpoint_hook_is_a_sentence() -> None:
-    with pytest.raises(TypeError) as caught:
+    with pytest.raises(TypeError, match=r'^CheckpointHook has no option intervall; allowed'):
         HOOKS.build(dict(type='mmvttt.CheckpointHook', intervall=3))
-    assert explain_build(caught.value).startswith('CheckpointHook has no option intervall; allowed')
 
 
 @pytest.mark.parametrize('make', [os.mkdir, os.mkfifo])
