@@ -61,7 +61,8 @@ def load(
     from .openmmlab.config import load_config
 
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
-    return open_model(load_config(config, cfg_options=cfg_options), weights, device)
+    cfg = load_config(config, cfg_options=cfg_options, needed=('model',))
+    return open_model(cfg, weights, device)
 
 
 def find_model(

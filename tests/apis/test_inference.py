@@ -1,8 +1,5 @@
 """Photographs through a model of each toolbox, and its data set, drawn by its own visualizer."""
 
-import subprocess
-import sys
-import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,11 +13,10 @@ from PIL import Image
 import mmvttt
 from mmvttt.errors import CheckpointMismatchError, UsageError
 from mmvttt.openmmlab.apis.inference import (
-    Predictor,
+    Prediction,
     open_model,
     require_image,
-    show_images,
-    show_video,
+    require_images,
 )
 
 from ..configs.reduced import build, reduce_model
@@ -83,8 +79,9 @@ def detector(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return folder / 'small.py', save_random(cfg, folder / 'w.pth', ('person',))
 
 
-def is_picture(path: Path) -> bool:
-    return path.is_file() and cv2.imread(str(path)) is not None
+def is_picture(prediction: Prediction, path: Path) -> bool:
+    prediction.save(path)
+    return cv2.imread(str(path)) is not None
 
 
 @pytest.mark.parametrize(('make', 'classes'), [(small, 11), (binary, 2)], ids=['', 'binary'])
@@ -94,15 +91,12 @@ def test_a_segmentor_draws_a_label_map(
     cfg = make('upernet_vittt_t_camvid', scenes)
     names = [f'kind-{i}' for i in range(classes)]
     checkpoint = save_random(cfg, tmp_path / 'w.pth', names)
-    images = sorted((scenes / 'img_dir' / 'val').glob('*.jpg'))[:2]
-    drawn = list(show_images(open_model(cfg, checkpoint), images, tmp_path / 'out'))
-    assert [path.stem for _, path in drawn] == [path.stem for path in images]
-    for prediction, picture in drawn:
-        assert is_picture(picture)
-        assert prediction.labels.shape == (48, 64)
-        found, shares = zip(*(line.split() for line in prediction.lines), strict=True)
-        assert set(found) <= set(names)
-        assert sum(float(s.rstrip('%')) for s in shares) == pytest.approx(100, abs=1)
+    prediction = open_model(cfg, checkpoint).predict(scenes / 'img_dir' / 'val' / '0.jpg')
+    assert is_picture(prediction, tmp_path / 'out.png')
+    assert prediction.labels.shape == (48, 64)
+    found, shares = zip(*(line.split() for line in prediction.lines), strict=True)
+    assert set(found) <= set(names)
+    assert sum(float(s.rstrip('%')) for s in shares) == pytest.approx(100, abs=1)
 
 
 def test_a_classifier_names_the_five_likeliest(
@@ -115,8 +109,8 @@ def test_a_classifier_names_the_five_likeliest(
     cfg = small('vittt_t_in1k', scenes)
     checkpoint = save_random(cfg, tmp_path / 'w.pth', [f'kind-{i}' for i in range(7)])
     image = scenes / 'img_dir' / 'val' / '0.jpg'
-    ((prediction, picture),) = show_images(open_model(cfg, checkpoint), [image], tmp_path / 'out')
-    assert is_picture(picture)
+    prediction = open_model(cfg, checkpoint).predict(image)
+    assert is_picture(prediction, tmp_path / 'out.png')
     assert prediction.scores.sum() == pytest.approx(1, abs=1e-5)
     names, scores = zip(*(line.split() for line in prediction.lines), strict=True)
     assert len(set(names)) == 5
@@ -124,12 +118,12 @@ def test_a_classifier_names_the_five_likeliest(
 
 
 def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
-    scenes: Path, detector: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scenes: Path, detector: tuple, tmp_path: Path
 ) -> None:
     predictor = mmvttt.load(*detector, device='cpu')
     image = scenes / 'img_dir' / 'val' / '0.jpg'
-    ((prediction, picture),) = show_images(predictor, [image], tmp_path / 'out', score_thr=0.05)
-    assert is_picture(picture)
+    prediction = predictor.predict(image, score_thr=0.05)
+    assert is_picture(prediction, tmp_path / 'out.png')
     # An untrained head gives 0.5 for each of two classes.
     assert prediction.lines
     assert all(line.startswith('person 0.') for line in prediction.lines)
@@ -160,47 +154,10 @@ def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
         with pytest.raises(UsageError, match=message):
             predictor.predict(wrong)
 
-    # supervision is not among the packages of the tests.
-    stand_in = types.ModuleType('supervision')
-    stand_in.Detections = dict
-    monkeypatch.setitem(sys.modules, 'supervision', stand_in)
-    detections = first.to_supervision()
-    assert detections['xyxy'] is first.boxes
-    assert set(detections['data']['class_name']) == {'person'}
-
 
 def test_a_model_without_weights_asks_for_them() -> None:
     with pytest.raises(UsageError, match=r"'maskrcnn_vittt_s_1x' needs a checkpoint.*pedestrians"):
         mmvttt.load('maskrcnn_vittt_s_1x')
-
-
-@pytest.fixture
-def clip(tmp_path: Path) -> Path:
-    """Four frames of 64×48 pixels, 10 a second."""
-    path = tmp_path / 'clip.mp4'
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*'mp4v'), 10, (64, 48))
-    for i in range(4):
-        writer.write(np.full((48, 64, 3), 60 * i, np.uint8))
-    writer.release()
-    return path
-
-
-@pytest.mark.parametrize('name', ['upernet_vittt_t_camvid', 'vittt_t_in1k'])
-def test_a_video_is_drawn_frame_by_frame(
-    name: str, scenes: Path, clip: Path, tmp_path: Path
-) -> None:
-    cfg = small(name, scenes)
-    classes = tuple(f'kind {i}' for i in range(11 if 'camvid' in name else 7))
-    checkpoint = save_random(cfg, tmp_path / 'w.pth', classes)
-    out = tmp_path / 'out' / 'clip.mp4'
-    frames = list(show_video(open_model(cfg, checkpoint), clip, out))
-    assert len(frames) == 4
-    assert all(line.startswith('kind ') for lines in frames for line in lines)
-    written = cv2.VideoCapture(str(out))
-    assert written.get(cv2.CAP_PROP_FRAME_COUNT) == 4
-    assert written.get(cv2.CAP_PROP_FPS) == 10
-    with pytest.raises(UsageError, match=r"no video.*'nothing\.mp4'"):
-        next(show_video(open_model(cfg, checkpoint), 'nothing.mp4', out))
 
 
 def test_the_content_of_an_image_decides(tmp_path: Path) -> None:
@@ -216,16 +173,8 @@ def test_the_content_of_an_image_decides(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_shown_is_named(scenes: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match='no image'):
-        list(show_images(Predictor(), ['nowhere.jpg'], tmp_path))
     with pytest.raises(UsageError, match=r'default_scope.*mmdet, mmseg, mmpretrain'):
         open_model(Config(dict(default_scope='mmengine')), 'w.pth')
-    meta = dict(dataset_meta=dict(classes=('person',)))
-    content = dict(state_dict={'rpn_head.weight': torch.zeros(3)}, meta=meta)
-    torch.save(content, tmp_path / 'detector.pth')
-    for name in ('vittt_t_in1k', 'upernet_vittt_t_camvid'):
-        with pytest.raises(CheckpointMismatchError, match=r'detector\.pth'):
-            open_model(small(name, scenes), tmp_path / 'detector.pth')
 
 
 def test_no_image_is_written_over(scenes: Path, tmp_path: Path) -> None:
@@ -235,9 +184,9 @@ def test_no_image_is_written_over(scenes: Path, tmp_path: Path) -> None:
         path.parent.mkdir(parents=True)
         path.write_bytes(image.read_bytes())
     with pytest.raises(UsageError, match=r'written over .*vis/0\.jpg.*another --out'):
-        list(show_images(Predictor(), [mine], mine.parent))
+        require_images([mine], mine.parent)
     with pytest.raises(UsageError, match=r"several images are called '0'.*--out"):
-        list(show_images(Predictor(), [image, other], tmp_path / 'out'))
+        require_images([image, other], tmp_path / 'out')
     assert mine.read_bytes() == image.read_bytes()
 
 
@@ -255,24 +204,3 @@ def test_a_head_of_random_weights_predicts_nothing(
     torch.save(weights, tmp_path / 'weights.pth')
     with pytest.raises(CheckpointMismatchError, match=r'would leave 2 tensors .* at random: head'):
         open_model(cfg, tmp_path / 'weights.pth')
-
-
-@pytest.mark.parametrize(
-    ('files', 'error'),
-    [
-        (['pedestrians', 'no.jpg'], "there is no image 'no.jpg'"),
-        (['maskrcnn_vittt_demo', 'no.pth', __file__], "there is no checkpoint 'no.pth'"),
-    ],
-)
-def test_missing_files_are_named_before_torch_is_imported(files: list[str], error: str) -> None:
-    code = (
-        'import runpy, sys\n'
-        'try: runpy.run_path(sys.argv[0], run_name="__main__")\n'
-        'finally: print("torch" in sys.modules)'
-    )
-    tool = str(Path(mmvttt.__file__).parents[1] / 'tools/image_demo.py')
-    code = f'import sys; sys.argv = {[tool, *files]}\n{code}'
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert error in done.stderr
-    assert done.stdout == 'False\n'

@@ -1,16 +1,14 @@
-"""Predictions of trained models on photographs and videos, as arrays and as pictures."""
+"""Predictions of trained models on photographs, as arrays and as pictures."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cv2
 import mmcv
 import numpy as np
 from mmengine.config import Config
@@ -28,7 +26,6 @@ from ..reliability.data.images import read_image
 from .file_inference import run_file
 
 _TOP = 5
-_CODEC = cv2.VideoWriter_fourcc(*'mp4v')
 # A file, an image of Pillow, or pixels (H, W, 3) or (H, W), uint8, RGB.
 Photo = str | os.PathLike[str] | Image.Image | np.ndarray
 
@@ -61,59 +58,27 @@ class Prediction:
         """Writes the drawn picture."""
         mmcv.imwrite(mmcv.rgb2bgr(self.draw()), os.fspath(path))
 
-    def to_supervision(self) -> Any:
-        """The boxes and masks as `supervision.Detections`; needs `pip install supervision`."""
-        from supervision import Detections
-
-        if self.boxes is None or self.labels is None:
-            raise UsageError('only the predictions of a detector are supervision.Detections')
-        names = np.array([self.classes[i] for i in self.labels], dtype=str)
-        return Detections(
-            xyxy=self.boxes,
-            mask=self.masks,
-            confidence=self.scores,
-            class_id=self.labels,
-            data=dict(class_name=names),
-        )
-
-
-def show_images(
-    predictor: Predictor,
-    images: Sequence[str | os.PathLike[str]],
-    out_dir: str | os.PathLike[str],
-    score_thr: float = 0.5,
-) -> Iterator[tuple[Prediction, Path]]:
-    """Writes a picture of the prediction for each image file into a folder, made if missing.
-
-    Boxes with a score below `score_thr` are left out.
-
-    Raises:
-        UsageError: See `require_images`.
-    """
-    require_images(images, out_dir)
-    for image in images:
-        prediction = predictor.predict(image, score_thr)
-        prediction.save(out := Path(out_dir) / f'{Path(image).stem}.png')
-        yield prediction, out
-
 
 def require_images(
     images: Sequence[str | os.PathLike[str]], out_dir: str | os.PathLike[str]
-) -> None:
-    """Checks the files of `show_images` without a model.
+) -> list[Path]:
+    """Checks image files without a model; returns the files of their pictures in a folder.
 
     Raises:
         UsageError: A file is not an image, or a picture would be written over a file.
     """
-    stems = Counter(Path(image).stem for image in images)
-    for image in images:
+    pictures = [Path(out_dir) / f'{Path(image).stem}.png' for image in images]
+    for image, picture in zip(images, pictures, strict=True):
         require_image(image)
         if Path(image).resolve().parent == Path(out_dir).resolve():
             raise UsageError(
                 f'the picture would be written over {os.fspath(image)!r}: give another --out'
             )
-        if stems[stem := Path(image).stem] > 1:
-            raise UsageError(f'several images are called {stem!r}: show one at a time, with --out')
+        if pictures.count(picture) > 1:
+            raise UsageError(
+                f'several images are called {picture.stem!r}: show one at a time, with --out'
+            )
+    return pictures
 
 
 def require_image(path: str | os.PathLike[str]) -> None:
@@ -127,42 +92,6 @@ def require_image(path: str | os.PathLike[str]) -> None:
     problem = read_image(os.fspath(path)).problem
     if problem:
         raise UsageError(f'{Path(path).name!r} is among the {problem}')
-
-
-def show_video(
-    predictor: Predictor,
-    source: str | os.PathLike[str] | int,
-    out: str | os.PathLike[str],
-    score_thr: float = 0.5,
-) -> Iterator[list[str]]:
-    """Runs a model on every frame of a video, or of a camera by its number, and writes an .mp4.
-
-    A camera runs until the caller stops. Yields the description of each frame's prediction.
-
-    Raises:
-        UsageError: There is no such video or camera.
-    """
-    capture = cv2.VideoCapture(source if isinstance(source, int) else os.fspath(source))
-    writer = None
-    try:
-        if not capture.isOpened():
-            kind = 'camera' if isinstance(source, int) else 'video that OpenCV can read at'
-            raise UsageError(f'there is no {kind} {source!r}')
-        while (read := capture.read())[0]:
-            prediction = predictor.predict(mmcv.bgr2rgb(read[1]), score_thr)
-            frame = mmcv.rgb2bgr(prediction.draw())
-            if writer is None:
-                Path(out).parent.mkdir(parents=True, exist_ok=True)
-                # A camera may not know; 25 is a television's.
-                rate = capture.get(cv2.CAP_PROP_FPS) or 25
-                size = (frame.shape[1], frame.shape[0])
-                writer = cv2.VideoWriter(os.fspath(out), _CODEC, rate, size)
-            writer.write(frame)
-            yield prediction.lines
-    finally:
-        capture.release()
-        if writer is not None:
-            writer.release()
 
 
 def open_model(
@@ -181,14 +110,12 @@ def open_model(
         UsageError: The config is of another toolbox or has no model, or the file cannot be used.
         CheckpointError: The checkpoint cannot be read, or would leave parameters at random.
     """
-    refuse_diffusion(config, 'tools/generate.py draws images with it')
+    refuse_diffusion(config)
     scope = config.get('default_scope')
     if scope not in _PREDICTORS:
         raise UsageError(
             f'default_scope is {scope!r}: images are shown by {", ".join(_PREDICTORS)}'
         )
-    if 'model' not in config:
-        raise UsageError('the config has no model')
     # Toolboxes log it.
     source = without_password(os.fspath(checkpoint))
     # The errors of the toolboxes for another file do not name it.
