@@ -8,7 +8,6 @@ example: python tools/sweep.py vittt_digits --budget-steps 176 --seeds 3 \\
            --over model.backbone.design=ttt_layer,share_qk,gating,conv1d,dual,conv2d
 """
 
-import signal
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -16,7 +15,13 @@ from mmvttt import cli
 from mmvttt.analysis.tables import write_csv
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.apis.sweep import Trainings, table_of, variants_of, write_config
+from mmvttt.openmmlab.apis.sweep import (
+    free_devices,
+    table_of,
+    train_seed,
+    variants_of,
+    write_config,
+)
 
 
 def main() -> None:
@@ -37,19 +42,17 @@ def main() -> None:
     cli.add_cfg_options(parser)
     args = parser.parse_args()
     out, general = Path(args.out), args.cfg_options or {}
-    # A scheduler's signal ends the trainings too, as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with cli.plain_errors():
         configs = {
             name: write_config(config, {**general, **options}, args.budget_steps, out / name)
             for name, (config, options) in variants_of(args.configs, args.over).items()
         }
-        trainings, rows, failures = Trainings(), [], []
-        with ThreadPoolExecutor(trainings.devices.qsize()) as pool:
+        devices, rows, failures = free_devices(), [], []
+        with ThreadPoolExecutor(devices.qsize()) as pool:
             # One seed of every variant before the next seed: an interrupted sweep has equal
             # columns.
             jobs = {
-                pool.submit(trainings.train, path, seed): dict(variant=name, seed=seed)
+                pool.submit(train_seed, path, seed, devices): dict(variant=name, seed=seed)
                 for seed in range(args.seeds)
                 for name, path in configs.items()
             }
@@ -63,8 +66,7 @@ def main() -> None:
                         text = f'failed: {failures[-1]}'
                     print(f'{count} of {len(jobs)}: {text}', flush=True)
             except KeyboardInterrupt:
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                trainings.stop()
+                # The trainings have got the signal too: they save and end.
                 pool.shutdown(cancel_futures=True)
                 raise UsageError('interrupted: the same command continues from here') from None
         rows.sort(key=lambda row: (list(configs).index(row['variant']), row['seed']))

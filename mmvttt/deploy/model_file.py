@@ -18,8 +18,8 @@ from ..named_model import NamedModel, image_channels, read_picture
 from .compare import Comparison, Runs, compare
 from .export import export_module
 
-# Compares a network, its file, a batch, and the part of the batch without padding.
-Compares = Callable[[nn.Module, Runs, Tensor, Tensor], Iterator[Comparison]]
+# Compares a network and its file on a batch.
+Compares = Callable[[nn.Module, Runs, Tensor], Comparison]
 
 
 def write_model(
@@ -82,17 +82,15 @@ def write_model(
         keep = predictions is not None
         pictures = (read_picture(Path(path), (height, width), keep) for path in images)
         examples = (named.prepare(picture)[None] for picture in pictures)
-    for seen in examples:
-        batch = seen
+    for batch in examples:
         if predictions is not None:
-            batch = F.pad(seen, (0, width - seen.shape[3], 0, height - seen.shape[2]))
-            comparisons = predictions(network, run, batch, seen)
+            padding = 0, width - batch.shape[3], 0, height - batch.shape[2]
+            comparison = predictions(network, run, F.pad(batch, padding))
         else:
-            comparisons = iter([compare(network, run, batch)])
-        for comparison in comparisons:
-            if not comparison.good:
-                raise RuntimeError(f'{out} differs from the model on {comparison}')
-            yield comparison
+            comparison = compare(network, run, batch)
+        if not comparison.good:
+            raise RuntimeError(f'{out} differs from the model on {comparison}')
+        yield comparison
 
 
 def _load_all(

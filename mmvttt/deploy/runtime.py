@@ -35,7 +35,7 @@ class ExportedFile(nn.Module):
         size: (height, width) of the images, or None if free.
         notes: Metadata, which `export_module` has written.
 
-    Copies, pickled ones too, open the file again. Threads may share one.
+    Threads may share one.
     """
 
     runtime: str
@@ -56,10 +56,6 @@ class ExportedFile(nn.Module):
         height, width = self.shape[2:]
         free = isinstance(height, str) or isinstance(width, str)
         self.size = None if free else (height, width)
-
-    def __reduce__(self) -> Any:
-        # Neither runtime's session can be copied.
-        return type(self), (self.path,)
 
     def _open(self) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
         """Opens the file; returns the names of its outputs and the shape of its images."""
@@ -134,9 +130,6 @@ class OpenVINOFile(ExportedFile):
         object.__setattr__(self, 'precision', precision)
         object.__setattr__(self, 'images', images)
         super().__init__(path)
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.path, self.precision, self.images)
 
     def _open(self) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
         require_openvino()

@@ -128,20 +128,6 @@ def test_a_model_in_training_mode(tmp_path: Path) -> None:
         export_module(torch.nn.Dropout(), torch.rand(2, 3, 8, 8), tmp_path / 'model.pt2')
 
 
-def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(program: Any, file: Any, **_: Any) -> None:
-        file.write(b'a quarter of it')
-        raise OSError(28, 'No space left on device')
-
-    out = tmp_path / 'model.pt2'
-    out.write_bytes(b'the old one')
-    monkeypatch.setattr(torch.export, 'save', full)
-    with pytest.raises(OSError, match='No space left'):
-        export_module(torch.nn.Conv2d(3, 4, 1).eval(), torch.rand(2, 3, 8, 8), out, fixed_size=True)
-    assert [path.name for path in tmp_path.iterdir()] == ['model.pt2']
-    assert out.read_bytes() == b'the old one'
-
-
 @pytest.mark.parametrize('size', [(14, 13), (32, 40), (9, 20), (5, 3)])
 @pytest.mark.parametrize('antialias', [False, True])
 def test_resizing_as_products(antialias: bool, size: tuple[int, int]) -> None:

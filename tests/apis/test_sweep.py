@@ -1,10 +1,6 @@
 """Sweeps: variants and lengths by hand, a table with spread, and the tool on a tiny config."""
 
 import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +9,6 @@ from mmengine.config import Config
 
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.apis.sweep import table_of, variants_of, write_config
-from mmvttt.openmmlab.reliability.run_lock import RunLock
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAININGS = ROOT / 'tests' / 'trainings'
@@ -73,20 +68,10 @@ def test_whole_epochs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cfg.optim_wrapper.optimizer.lr == 0.1
 
 
-@pytest.mark.parametrize(
-    ('key', 'value', 'message'),
-    [
-        ('optim_wraper.optimizer.lr', 1, "nothing reads 'optim_wraper', did you mean 'optim_wr"),
-        ('model.backbone.desing', 1, "no option 'desing', did you mean 'design'"),
-        (DESIGN, 'dul', "choose one of 'ttt_layer'"),
-    ],
-)
-def test_options_and_values_that_do_not_exist_are_refused(
-    tools: Any, tmp_path: Path, key: str, value: object, message: str
-) -> None:
+def test_a_value_that_does_not_exist_is_refused(tools: Any, tmp_path: Path) -> None:
     pytest.importorskip('mmpretrain')
-    options = ('vittt_t_in1k', '--over', f'{key}={value}', '--out', str(tmp_path))
-    assert message in tools.error('sweep.py', *options)
+    options = ('vittt_t_in1k', '--over', f'{DESIGN}=dual,dul', '--out', str(tmp_path))
+    assert "choose one of 'ttt_layer'" in tools.error('sweep.py', *options)
     assert not list(tmp_path.glob('*/seed0'))
 
 
@@ -137,29 +122,3 @@ def test_a_training_that_is_stopped_is_not_taken_for_done(tools: Any, tmp_path: 
     assert not (done / 'result.json').exists()
     assert '1 of 1: stopped, seed 0' in tools(*arguments)
     assert (done / 'epoch_3.pth').exists()
-
-
-def test_sigterm_ends_the_training_too(tmp_path: Path) -> None:
-    out = tmp_path / 'out'
-    environment = {**os.environ, 'PYTHONPATH': str(TRAININGS), 'OMP_NUM_THREADS': '1'}
-    command = [sys.executable, str(ROOT / 'tools' / 'sweep.py'), str(TRAININGS / 'noisy_config.py')]
-    options = ['--cfg-options', 'train_cfg.max_epochs=100000', '--out', str(out)]
-    sweep = subprocess.Popen(
-        [*command, *options], env=environment, stderr=subprocess.PIPE, text=True
-    )
-    output = out / 'noisy_config' / 'seed0' / 'output.txt'
-    try:
-        end = time.monotonic() + 300
-        while not (output.is_file() and 'Epoch(train)' in output.read_text()):
-            assert time.monotonic() < end
-            assert sweep.poll() is None, sweep.stderr.read()
-            time.sleep(0.2)
-        sweep.terminate()
-        _, text = sweep.communicate(timeout=120)
-    finally:
-        sweep.kill()
-    assert sweep.returncode == 1
-    assert 'interrupted: the same command continues from here' in text
-    # The training has saved, and let go of its folder.
-    assert 'SIGTERM: stopped with' in output.read_text()
-    RunLock(output.parent).acquire()

@@ -159,17 +159,3 @@ def test_the_freeze_protocol_of_tab_1() -> None:
     optim.update_params(model.parse_losses(model(**batch, mode='loss'))[0])
     changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
     assert changed == new
-
-
-def test_bad_rates_are_named() -> None:
-    cfg, model = classifier()
-    cfg.optim_wrapper.paramwise_cfg.new_lr_mult = 0
-    with pytest.raises(ValueError, match='new_lr_mult=0'):
-        build_optim_wrapper(model, cfg.optim_wrapper)
-    softmax = dict(inner=dict(type='SoftmaxAttention'), locality=None)
-    cfg, model = classifier(mixer=softmax)
-    with pytest.raises(ValueError, match=r'new_lr_mult=.*names none'):
-        build_optim_wrapper(model, cfg.optim_wrapper)
-    cfg.optim_wrapper.paramwise_cfg.new_lr_mult = 1
-    rates = {group['lr'] for group in build_optim_wrapper(model, cfg.optim_wrapper).param_groups}
-    assert rates == {cfg.optim_wrapper.optimizer.lr}

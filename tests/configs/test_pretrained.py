@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 import timm
 import torch
@@ -13,7 +11,6 @@ import mmvttt.models.timm  # noqa: F401 - registers
 from mmvttt.checkpoints import load as checkpoints
 from mmvttt.checkpoints.publish import publish_checkpoint
 from mmvttt.checkpoints.read import read_content
-from mmvttt.openmmlab.apis.train import train
 
 from .reduced import PLAIN, build, reduce_model
 
@@ -22,37 +19,13 @@ CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 
 @pytest.fixture(scope='module')
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of the real recipe, after an epoch on a dozen images of two classes."""
-    root = tmp_path_factory.mktemp('pretrain')
-    rng = np.random.default_rng(0)
-    for split in ('train', 'val'):
-        for label in ('dark', 'light'):
-            folder = root / 'imagenet' / split / label
-            folder.mkdir(parents=True)
-            for i in range(3):
-                image = rng.integers(0, 100, (40, 50, 3)) + (150 if label == 'light' else 0)
-                cv2.imwrite(str(folder / f'{i}.png'), image)
-    config = root / 'pretrain.py'
-    config.write_text(f"""
-_base_ = ['mmvttt::vittt_t_in1k.py', 'mmvttt::_base_/ema.py']
-model = dict(
-    backbone=dict(arch=dict(_delete_=True, **{PLAIN!r}), img_size=64),
-    head=dict(in_channels=64, num_classes=2))
-data_preprocessor = dict(num_classes=2)
-loading = dict(batch_size=3, num_workers=0, persistent_workers=False)
-data = dict(type='CustomDataset', _delete_=True, data_root={str(root / 'imagenet')!r})
-train_dataloader = dict(
-    loading, dataset=dict(data, data_prefix='train', pipeline=_base_.train_pipeline))
-val_dataloader = dict(
-    loading, dataset=dict(data, data_prefix='val', pipeline=_base_.test_pipeline))
-test_dataloader = val_dataloader
-val_evaluator = dict(topk=1)
-test_evaluator = val_evaluator
-train_cfg = dict(max_epochs=2)
-param_scheduler = []
-""")
-    train(config, work_dir=str(root / 'work'), seed=0)
-    return root / 'work' / 'epoch_2.pth'
+    """A checkpoint of the reduced recipe, as mmengine saves it after a training."""
+    cfg = reduce_model(Config.fromfile(CONFIGS / 'vittt_t_in1k.py'))
+    cfg.model.backbone.img_size, cfg.model.head.num_classes = 64, 2
+    content = dict(state_dict=build(cfg).state_dict(), meta=dict(epoch=2), optimizer={})
+    path = tmp_path_factory.mktemp('pretrain') / 'epoch_2.pth'
+    torch.save(content, path)
+    return path
 
 
 @pytest.mark.parametrize('name', ['maskrcnn_vittt_t_1x', 'upernet_vittt_t_160k'])

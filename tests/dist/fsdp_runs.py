@@ -1,6 +1,6 @@
-"""On every rank: the classifier unsharded, sharded, and from the middle of each of them sharded.
+"""On every rank: the classifier unsharded, sharded, and sharded from the middle.
 
-Writes to the folder of its first argument. One start of the processes serves four trainings.
+Writes to the folder of its first argument. One start of the processes serves three trainings.
 """
 
 import sys
@@ -18,7 +18,6 @@ def main() -> None:
         'ddp': (plain, None),
         'fsdp': (sharded, None),
         'rest': (sharded, 'fsdp'),
-        'moved': (sharded, 'ddp'),
     }
     for name, (config, of) in runs.items():
         half = of and str(folder / of / 'epoch_1.pth')

@@ -9,22 +9,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import init_default_scope
-from mmpretrain.structures import DataSample
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 from mmvttt.deploy.compile import compile_blocks
 from mmvttt.errors import UsageError
 from mmvttt.models import T5, HViT3, ViT3, ViTAdapter, Vittt
-from mmvttt.models.distillation import distillation_losses
 from mmvttt.openmmlab.apis import train as train_api
 from mmvttt.openmmlab.apis.train import choose_compile
 from mmvttt.openmmlab.engine import CompileHook
-from mmvttt.openmmlab.registry import MODELS as REGISTRY
 
 from ..configs.reduced import batch_for, build, reduce_model
-from ..models.test_distillation import source_and_twin
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 PLAIN = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
@@ -131,55 +126,6 @@ def test_a_backbone_is_compiled_as_a_whole_or_with_checkpoints_by_its_blocks() -
     assert compiled == [*model['head'].blocks]
 
 
-@pytest.mark.parametrize('whole', [True, pytest.param(False, marks=pytest.mark.stress)])
-def test_mesa_trains_and_evaluates_compiled(whole: bool) -> None:
-    init_default_scope('mmpretrain')
-    torch.manual_seed(0)
-    arch = dict(PLAIN, num_layers=2)
-    model = REGISTRY.build(
-        dict(
-            type='mmvttt.MESAClassifier',
-            backbone=dict(type='mmvttt.ViT3', arch=arch, img_size=32, out_type='avg_featmap'),
-            head=dict(type='LinearClsHead', num_classes=3, in_channels=32),
-        )
-    ).train()
-    model.distilling = True
-    models = model, copy.deepcopy(model)
-    hook = CompileHook(options=dict(backend='aot_eager', whole=whole, dynamic=False))
-    runner = SimpleNamespace(model=models[1], logger=logging.getLogger())
-    hook.before_run(runner)
-    samples = [DataSample().set_gt_label(i) for i in range(3)]
-    for _ in range(2):
-        x = torch.randn(3, 3, 32, 48)
-        for m in models:
-            m.zero_grad()
-            sum(m.loss(x, samples).values()).backward()
-            with torch.no_grad():
-                for p in m.parameters():
-                    if p.grad is not None:
-                        p -= 0.1 * p.grad
-            m.update_teacher(0.9)
-        torch.testing.assert_close(*(m.state_dict() for m in models))
-    hook.before_val(runner)
-    scores = [m.eval().predict(x, None) for m in models]
-    for one, other in zip(*scores, strict=True):
-        torch.testing.assert_close(one.pred_score, other.pred_score)
-
-
-def test_a_twin_is_distilled_compiled() -> None:
-    source, twin = source_and_twin()
-    compiled = [copy.deepcopy(m) for m in (source, twin)]
-    for m in compiled:
-        compile_blocks(m, dynamic=False, backend='aot_eager')
-    x = torch.randn(2, 3, 32, 48)
-    losses = [distillation_losses(*pair, x) for pair in ((source, twin), compiled)]
-    torch.testing.assert_close(*losses)
-    for pair in losses:
-        pair['loss_distil'].backward()
-    grads = [{n: p.grad for n, p in m.named_parameters()} for m in (twin, compiled[1])]
-    torch.testing.assert_close(*grads)
-
-
 def test_a_training_with_the_hook_has_the_losses_of_one_without(run: Callable) -> None:
     hook = dict(type='mmvttt.CompileHook', names=['Linear'], options=dict(backend='eager'))
     losses = []
@@ -192,6 +138,8 @@ def test_a_training_with_the_hook_has_the_losses_of_one_without(run: Callable) -
 
 
 def test_a_model_without_blocks_is_refused(run: Callable) -> None:
+    with pytest.raises(TypeError, match=r"options='max-autotune'.*dynamic"):
+        CompileHook(options='max-autotune')
     with pytest.raises(UsageError, match='TinyModel has a name that ends in Block'):
         run('train', work_dir='a', compile=True, cfg_options={'train_cfg.max_epochs': 1})
 
@@ -277,11 +225,6 @@ def test_sizes_and_validations_make_no_graph(options: dict, graphs: int) -> None
     hook.after_val(runner)
     loss(compiled.train(), x)
     assert counter.frame_count == count
-
-
-def test_options_are_a_dict() -> None:
-    with pytest.raises(TypeError, match=r"options='max-autotune'.*dynamic"):
-        CompileHook(options='max-autotune')
 
 
 @pytest.mark.stress

@@ -160,6 +160,8 @@ def test_backbone_without_depth_is_an_error() -> None:
         (dict(custom_keys=dict(gamma=3)), r'custom_keys.*dict'),
         (dict(custom_keys=dict(hed=dict(lr_mult=0))), "'hed', which is part of no parameter"),
         (dict(norm_decay_mult=math.nan), r'norm_decay_mult.*finite number'),
+        (dict(new_lr_mult=0), 'new_lr_mult=0'),
+        (dict(new_lr_mult=20), r'new_lr_mult=20 .*names none'),
         (dict(optim=dict(optimizer=dict(type='AdamW'))), r'optimizer\.lr is missing'),
         (dict(optim=dict(optimizer=dict(lr=LR))), r'optimizer\.weight_decay is missing'),
     ],

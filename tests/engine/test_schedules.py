@@ -47,16 +47,6 @@ def test_it_is_timms_schedule(epochs: int, length: int) -> None:
         assert rate == pytest.approx(theirs.optimizer.param_groups[0]['lr'], rel=1e-12), step
 
 
-def test_it_resumes_where_it_stopped() -> None:
-    whole = rates(WarmupCosineLR(optimizer(1.0), end=40, by_epoch=False), 40)
-    first = WarmupCosineLR(optimizer(1.0), end=40, by_epoch=False)
-    rates(first, 17)
-    second = WarmupCosineLR(optimizer(1.0), end=40, by_epoch=False)
-    second.load_state_dict(first.state_dict())
-    second.optimizer.load_state_dict(first.optimizer.state_dict())
-    assert rates(second, 23) == whole[17:]
-
-
 @pytest.mark.parametrize(
     ('options', 'words'),
     [

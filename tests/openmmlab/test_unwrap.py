@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 from mmengine.model import BaseTTAModel
 from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
@@ -10,20 +11,8 @@ from mmvttt.openmmlab.reliability.fit import require_weights
 from mmvttt.openmmlab.unwrap import bare_model
 
 
-class Wrapper(nn.Module):
+class Wrapper(nn.ModuleDict):
     """As DDP: without a process group."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-
-class Detector(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone, self.head = nn.Linear(2, 3), nn.Linear(3, 1)
-
-    def test_step(self, data: dict) -> None: ...
 
 
 class Average(BaseTTAModel):
@@ -31,9 +20,10 @@ class Average(BaseTTAModel):
         return data_samples_list
 
 
-def test_augmented_tests_on_several_processes(monkeypatch) -> None:
+def test_augmented_tests_on_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODEL_WRAPPERS._module_dict, 'Wrapper', Wrapper)
-    model = Detector()
-    wrapped = Wrapper(Average(model))
+    model = nn.Linear(2, 3)
+    model.test_step = lambda data: None
+    wrapped = Wrapper(dict(module=Average(model)))
     assert bare_model(model) is bare_model(Average(model)) is bare_model(wrapped) is model
     require_weights(SimpleNamespace(model=wrapped), model.state_dict(), 'a.pth', whole=True)

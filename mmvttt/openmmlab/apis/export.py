@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -120,11 +119,7 @@ def export_model(
             'or .xml'
         )
     named = find_model(model, cfg_options)
-    refuse_diffusion(
-        named.config,
-        'tools/generate.py draws, and model.transformer.save_pretrained(folder) writes the network '
-        "for diffusers' pipelines",
-    )
+    refuse_diffusion(named.config)
     network = predictor(named.model) if predictions else exportable(named.model)
     comparison = _compare_predictions if predictions else None
     options = size, fixed_size, decompose, images, _notes(named), comparison
@@ -142,27 +137,9 @@ def _notes(named: NamedModel) -> dict[str, str]:
 
 
 @torch.no_grad()
-def _compare_predictions(
-    network: Any, run: Runs, image: Tensor, seen: Tensor
-) -> Iterator[Comparison]:
-    """Compares a file with the toolbox's predictions for the same, padded image.
-
-    Then with those for the part `seen` that is no padding, as the model is evaluated: what differs
-    is what padding does to the model, and no fault of the file.
-    """
-    outputs = run(image)
-    yield _compared(network, outputs, image)
-    padding = 1 - seen[0].numel() / image[0].numel()
-    if padding:
-        height, width = seen.shape[2:]
-        cropped = [x[..., :height, :width] if x.dim() == 3 else x for x in outputs]
-        result = _compared(network, cropped, seen)
-        text = f'{padding:.0%} of it is padding; and the model evaluated without: {result.text}'
-        yield replace(result, shape=tuple(image.shape), text=text, good=True)
-
-
-def _compared(network: Any, outputs: Sequence[Tensor], image: Tensor) -> Comparison:
-    shape = tuple(image.shape)
+def _compare_predictions(network: Any, run: Runs, image: Tensor) -> Comparison:
+    """Compares a file with the toolbox's predictions for the same, padded image."""
+    shape, outputs = tuple(image.shape), run(image)
     if not isinstance(network, LabelMap):
         sample = network.model.predict(image, samples_of(image), rescale=False)[0]
         text, error, good = _match(as_outputs(sample.pred_instances), outputs)

@@ -64,8 +64,8 @@ def segment(model: nn.Module, image: Tensor) -> Tensor:
 class Detections(nn.Module):
     """A detector up to its boxes, labels and masks.
 
-    Two-stage detectors with one box head (Mask R-CNN, Faster R-CNN), detectors of DETR's kind and
-    Mask2Former's instances; a UsageError for others, or another suppression than `nms`.
+    Two-stage detectors with one box head (Mask R-CNN, Faster R-CNN) and detectors of DETR's kind; a
+    UsageError for others, or another suppression than `nms`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -74,10 +74,6 @@ class Detections(nn.Module):
         roi = getattr(model, 'roi_head', None)
         if hasattr(model, 'forward_transformer'):
             self.predict, masks = self._predict_detr, False
-        elif getattr(model, 'panoptic_fusion_head', None) is not None and model.test_cfg.get(
-            'instance_on', False
-        ):
-            self.predict, masks = self._predict_mask2former, True
         elif _has_plain_stages(model):
             for cfg in (model.test_cfg.rpn.nms, model.test_cfg.rcnn.nms):
                 if cfg.get('type') != 'nms' or not set(cfg) <= _NMS:
@@ -89,8 +85,8 @@ class Detections(nn.Module):
         else:
             raise UsageError(
                 f'predictions of {type(model).__name__} cannot be written: two-stage detectors '
-                "with one box head, detectors of DETR's kind and Mask2Former's instances can; "
-                'leave out --predictions for its maps'
+                "with one box head and detectors of DETR's kind can; leave out --predictions for "
+                'its maps'
             )
         self.names = ('dets', 'labels', 'masks') if masks else ('dets', 'labels')
 
@@ -106,23 +102,6 @@ class Detections(nn.Module):
 
     def _predict_detr(self, image: Tensor, samples: list[BaseDataElement]) -> tuple[Tensor, ...]:
         return as_outputs(self.model.predict(image, samples, rescale=False)[0].pred_instances)
-
-    def _predict_mask2former(
-        self, image: Tensor, samples: list[BaseDataElement]
-    ) -> tuple[Tensor, ...]:
-        model, fusion = self.model, self.model.panoptic_fusion_head
-        (logits,), (masks,) = model.panoptic_head.predict(model.extract_feat(image), samples)
-        scores = logits.softmax(-1)[:, :-1]
-        scores, index = scores.flatten().topk(fusion.test_cfg.get('max_per_image', 100))
-        labels, masks = index % fusion.num_classes, masks[index // fusion.num_classes]
-        if fusion.num_stuff_classes:
-            things = (labels < fusion.num_things_classes).nonzero().squeeze(1)
-            scores, labels, masks = scores[things], labels[things], masks[things]
-        inside = masks > 0
-        weights = inside.to(masks.dtype)
-        sure = (masks.sigmoid() * weights).sum((1, 2)) / (weights.sum((1, 2)) + 1e-6)
-        dets = torch.cat([_boxes_around(weights), (scores * sure)[:, None]], 1)
-        return dets, labels, inside
 
     def _predict_two_stages(
         self, image: Tensor, samples: list[BaseDataElement]
@@ -255,17 +234,6 @@ def _paste(masks: Tensor, boxes: Tensor, size: torch.Size) -> Tensor:
     x1, y1, x2, y2 = boxes.unbind(1)
     rows = weights(y1, y2, size[0], masks.shape[1])
     return rows @ masks @ weights(x1, x2, size[1], masks.shape[2]).mT
-
-
-def _boxes_around(masks: Tensor) -> Tensor:
-    """Tight boxes `(N, 4)` of masks of 0 and 1 `(N, H, W)`; zeros around an empty one."""
-
-    def ends(line: Tensor) -> list[Tensor]:
-        first, last = line.argmax(1), line.shape[1] - line.flip(1).argmax(1)
-        return [x * line.amax(1) for x in (first, last)]
-
-    (x1, x2), (y1, y2) = ends(masks.amax(1)), ends(masks.amax(2))
-    return torch.stack([x1, y1, x2, y2], 1)
 
 
 class _Sizes(torch.Tensor):

@@ -7,12 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.dist import get_world_size
-from mmengine.logging import print_log
-from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
-from ..engine.layer_decay import rates_table
 from ..registry import type_name
 from ..unwrap import bare_model
 
@@ -53,43 +49,16 @@ class QuietRunner(Runner):
         if fn_name == 'before_train':
             super().dump_config()
 
-    def build_optim_wrapper(self, optim_wrapper: Any) -> OptimWrapper | OptimWrapperDict:
-        """The optimizer; mmengine's line for each parameter becomes a table on the screen."""
-        built = super().build_optim_wrapper(optim_wrapper)
-        groups = built.optimizer.param_groups if isinstance(built, OptimWrapper) else []
-        # Layer decay has printed its own table.
-        if len(groups) > 1 and 'layer' not in groups[0]:
-            print_log(f'Settings by parameter\n{rates_table(groups)}', 'current')
-        return built
-
 
 def summary(runner: Runner, cfg: Config) -> str:
-    """Model, weights, data, schedule, and where the run writes: a line each."""
+    """Model, weights, and where the run writes: a line each."""
     model = bare_model(runner.model)
-    lines = [f'model     {_names(cfg.model)}']
-    if hasattr(model, 'parameters'):
-        lines[0] += f', {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters'
-    weights = _weights(runner, cfg)
-    lines.append(f'weights   {weights or "random"}')
-    loader, dataset = cfg.train_dataloader, cfg.train_dataloader.dataset
-    while 'dataset' in dataset:
-        dataset = dataset.dataset
-    batch = f'{loader.batch_size} images' if loader.get('batch_size') else 'images'
-    name = type_name(dataset.type), dataset.get('data_root')
-    lines.append(
-        f'data      {" ".join(filter(None, name))}, {batch} a step in '
-        f'each of {get_world_size()} process(es)'
+    size = sum(p.numel() for p in model.parameters()) / 1e6
+    return (
+        f'model     {_names(cfg.model)}, {size:.1f} M parameters\n'
+        f'weights   {_weights(runner, cfg) or "random"}\n'
+        f'writes    {runner.work_dir}; its log has the whole config'
     )
-    loop, optimizer = cfg.train_cfg, cfg.optim_wrapper.get('optimizer', {})
-    length = (
-        f'{loop.max_epochs} epochs' if loop.get('max_epochs') else f'{loop.get("max_iters")} steps'
-    )
-    lines.append(
-        f'schedule  {length}, {type_name(optimizer.get("type"))}, learning rate '
-        f'{optimizer.get("lr")}, {type_name(cfg.optim_wrapper.get("type", "OptimWrapper"))}'
-    )
-    lines.append(f'writes    {runner.work_dir}; its log has the whole config')
-    return '\n'.join(lines)
 
 
 def layer_decay_advice(runner: Runner, cfg: Config) -> str | None:

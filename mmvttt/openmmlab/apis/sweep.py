@@ -32,8 +32,6 @@ from .train import train
 _RESULT = 'result.json'
 # Entries of a schedule that are points in time.
 _TIMES = ('begin', 'end', 'T_max', 'milestones')
-# With the least number of values.
-_MEASURES = ((1, mean), (2, stdev))
 
 
 def variants_of(configs: Sequence[str], over: Mapping[str, Any]) -> dict[str, tuple[str, dict]]:
@@ -71,49 +69,36 @@ def write_config(config: str, options: dict[str, Any], steps: int | None, folder
     return path
 
 
-class Trainings:
-    """Trains in processes, one on each GPU or one on the CPU, and can end them all."""
+def free_devices() -> Queue[str]:
+    """The values of CUDA_VISIBLE_DEVICES for trainings side by side: each GPU, or none."""
+    gpus = [str(i) for i in range(torch.cuda.device_count())]
+    if gpus and (visible := os.environ.get('CUDA_VISIBLE_DEVICES')):
+        gpus = visible.split(',')
+    devices: Queue[str] = Queue()
+    for device in gpus or ['']:
+        devices.put(device)
+    return devices
 
-    def __init__(self) -> None:
-        gpus = [str(i) for i in range(torch.cuda.device_count())]
-        if gpus and (visible := os.environ.get('CUDA_VISIBLE_DEVICES')):
-            gpus = visible.split(',')
-        self.devices: Queue[str] = Queue()
-        for device in gpus or ['']:
-            self.devices.put(device)
-        self.running: set[subprocess.Popen] = set()
-        self.stopped = False
 
-    def train(self, config: Path, seed: int) -> dict[str, float]:
-        """Trains with a seed, or resumes, unless done; returns the last metrics and loss.
+def train_seed(config: Path, seed: int, devices: Queue[str]) -> dict[str, float]:
+    """Trains with a seed, or resumes, unless done; returns the last metrics and loss.
 
-        Raises:
-            UsageError: The training failed: the last line of its output.
-        """
-        folder = config.parent / f'seed{seed}'
-        folder.mkdir(exist_ok=True)
-        result, output = folder / _RESULT, folder / 'output.txt'
-        if not result.is_file():
-            device = self.devices.get()
-            command = [sys.executable, '-m', __name__, str(config), str(seed), str(folder)]
-            environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': device}
-            with output.open('a') as file:
-                process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
-            self.running.add(process)
-            if self.stopped:
-                process.terminate()
-            process.wait()
-            self.running.discard(process)
-            self.devices.put(device)
-        if not result.is_file():
-            raise UsageError(output.read_text(errors='replace').strip().rpartition('\n')[2])
-        return json.loads(result.read_bytes())
-
-    def stop(self) -> None:
-        """Asks every training to save and exit."""
-        self.stopped = True
-        for process in list(self.running):
-            process.terminate()
+    Raises:
+        UsageError: The training failed: the last line of its output.
+    """
+    folder = config.parent / f'seed{seed}'
+    folder.mkdir(exist_ok=True)
+    result, output = folder / _RESULT, folder / 'output.txt'
+    if not result.is_file():
+        device = devices.get()
+        command = [sys.executable, '-m', __name__, str(config), str(seed), str(folder)]
+        environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': device}
+        with output.open('a') as file:
+            subprocess.run(command, stdout=file, stderr=file, env=environment)
+        devices.put(device)
+    if not result.is_file():
+        raise UsageError(output.read_text(errors='replace').strip().rpartition('\n')[2])
+    return json.loads(result.read_bytes())
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], metric: str | None) -> str:
@@ -142,7 +127,9 @@ def table_of(rows: Sequence[Mapping[str, Any]], metric: str | None) -> str:
 
 def _spread(rows: Sequence[Mapping[str, Any]], name: str, style: str) -> str:
     numbers = [row[name] for row in rows if name in row]
-    values = [measure(numbers) for least, measure in _MEASURES if len(numbers) >= least]
+    if not numbers:
+        return ''
+    values = [mean(numbers), stdev(numbers)] if len(numbers) > 1 else numbers
     return ' ± '.join(map(style.format, values))
 
 

@@ -58,16 +58,6 @@ def enable_amp(cfg: Config) -> None:
     wrapper.type = 'mmvttt.AmpOptimWrapper'
 
 
-def enable_auto_scale_lr(cfg: Config) -> None:
-    """Scales the learning rate by the real batch over the config's `base_batch_size`."""
-    if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
-        raise UsageError(
-            '--auto-scale-lr needs to know the batch that the learning rate is meant for; add '
-            'auto_scale_lr = dict(base_batch_size=16) to the config'
-        )
-    cfg.auto_scale_lr.enable = True
-
-
 def choose_compile(cfg: Config, compile: bool | None = None) -> None:
     """Adds a `CompileHook` to a config, or with `compile=False` removes it.
 
@@ -109,7 +99,8 @@ def train(
         resume: 'auto' (the latest checkpoint of the work directory; if there is none, the config's
             `load_from`), or a path.
         amp: See `enable_amp`.
-        auto_scale_lr: See `enable_auto_scale_lr`.
+        auto_scale_lr: Scale the learning rate by the real batch over the config's
+            `auto_scale_lr.base_batch_size`.
         seed: For all random numbers; default: the config's, or a new one.
         deterministic: Choose deterministic algorithms.
         plain: Leave the config as it is; see `mmvttt.openmmlab.reliability.add_protection`.
@@ -132,7 +123,7 @@ def train(
     if amp:
         enable_amp(cfg)
     if auto_scale_lr:
-        enable_auto_scale_lr(cfg)
+        cfg.merge_from_dict({'auto_scale_lr.enable': True})
     choose_compile(cfg, compile)
     if seed is not None:
         cfg.merge_from_dict({'randomness.seed': seed})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -86,12 +85,17 @@ class BlockFSDPStrategy(FSDPStrategy):
         return {**{k: v for k, v in wrapper.state_dict().items() if k not in _SHARDED}, **state}
 
     def load_optim_state_dict(self, state_dict: dict) -> None:
-        """Loads this rank's part of a whole state, of a sharded or an unsharded training."""
+        """Loads this rank's part of the whole state of a sharded training."""
+        if any(isinstance(p, int) for g in state_dict['param_groups'] for p in g['params']):
+            raise ValueError(
+                'the checkpoint is of a training without FSDP: resume without FSDP, or take its '
+                'weights alone by load_from'
+            )
         # mmengine passes these by position, in an order that torch changed.
         part = FSDP.optim_state_dict_to_load(
             model=self.model,
             optim=self.optim_wrapper.optimizer,
-            optim_state_dict=self._by_names({k: state_dict[k] for k in _SHARDED}),
+            optim_state_dict={k: state_dict[k] for k in _SHARDED},
         )
         self.optim_wrapper.load_state_dict({**state_dict, **part})
 
@@ -103,49 +107,13 @@ class BlockFSDPStrategy(FSDPStrategy):
     def _wrap_model(self, model: nn.Module) -> nn.Module:
         if isinstance(self._optim_cfg, dict):
             self._built = super().build_optim_wrapper(self._optim_cfg, model)
-        total = sum(p.numel() for p in model.parameters())
         wrapped = super()._wrap_model(model)
-        self._report(wrapped, total)
+        units = len(FSDP.fsdp_modules(wrapped)) - 1
+        self.logger.info(f'FSDP: {units} blocks are gathered one at a time')
         if self._built is not None:
             _require_same_parameters(self._built, wrapped)
             _clip_by_all_ranks(self._built, wrapped)
         return wrapped
-
-    def _by_names(self, state: dict) -> dict:
-        """An optimizer's state with parameter names instead of indices, if it has indices.
-
-        Groups and the order of parameters are as in an unsharded training.
-        """
-        groups = self.optim_wrapper.optimizer.param_groups
-        names = [[self.id_to_name[id(p)] for p in group['params']] for group in groups]
-        numbers = [group['params'] for group in state['param_groups']]
-        if [len(n) for n in numbers] != [len(n) for n in names]:
-            raise ValueError(
-                f'the checkpoint has an optimizer with {[len(n) for n in numbers]} parameters in '
-                f'its groups, this training {[len(n) for n in names]}: resume with the model and '
-                'the optimizer of the checkpoint'
-            )
-        named = dict(zip(chain(*numbers), chain(*names), strict=True))
-        return {
-            'state': {named[number]: value for number, value in state['state'].items()},
-            'param_groups': [
-                {**group, 'params': params}
-                for group, params in zip(state['param_groups'], names, strict=True)
-            ],
-        }
-
-    def _report(self, model: nn.Module, total: int) -> None:
-        units = len(FSDP.fsdp_modules(model)) - 1
-        if not units:
-            self.logger.warning(
-                f'FSDP found no block in {type(model.module).__name__}: every rank gathers the '
-                'whole model in each step; give the ends of block classes as `names` of wrap_blocks'
-            )
-        held = sum(p.numel() for p in model.parameters())
-        self.logger.info(
-            f'FSDP: {units} blocks are gathered one at a time; this rank holds {held:,} of '
-            f'{total:,} parameters'
-        )
 
 
 def _clip_by_all_ranks(wrapper: OptimWrapper, model: FSDP) -> None:

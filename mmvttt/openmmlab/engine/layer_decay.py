@@ -126,7 +126,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             )
         ordered = sorted(groups.values(), key=lambda g: (g['layer'] is None, g['layer'] or 0))
         params.extend(ordered)
-        print_log(f'Layer-wise learning rates\n{rates_table(ordered)}', 'current')
+        print_log(f'Layer-wise learning rates\n{_table(ordered)}', 'current')
 
     def _layer(self, name: str, backbones: dict[str, nn.Module]) -> tuple[int | None, float]:
         """The layer of a parameter (None outside the backbones) and the scale of its rate."""
@@ -192,20 +192,14 @@ def _named_by(model: nn.Module, method: str) -> set[str]:
     }
 
 
-def rates_table(groups: list[dict]) -> str:
-    """Table of an optimizer's rates and weight decays by layer, equal groups in one row."""
-    rows: dict[tuple, list] = {}
+def _table(groups: list[dict]) -> str:
+    """Table of an optimizer's rates and weight decays by layer."""
+    table = Table('layer', 'lr', 'weight decay', 'tensors', 'parameters')
     for group in groups:
-        key = (group.get('layer'), group['lr'], group.get('weight_decay', 0))
-        rows.setdefault(key, []).extend(group['params'])
-    layered = any('layer' in group for group in groups)
-    table = Table(*['layer'] * layered, 'lr', 'weight decay', 'tensors', 'parameters')
-    for (layer, lr, decay), parameters in rows.items():
-        name = 'other' if layer is None else str(layer)
-        count = sum(p.numel() for p in parameters)
-        table.add_row(
-            *[name] * layered, f'{lr:.3g}', f'{decay:.3g}', str(len(parameters)), f'{count:,}'
-        )
+        layer = 'other' if group['layer'] is None else str(group['layer'])
+        counts = len(group['params']), sum(p.numel() for p in group['params'])
+        numbers = f'{group["lr"]:.3g}', f'{group["weight_decay"]:.3g}'
+        table.add_row(layer, *numbers, *(f'{count:,}' for count in counts))
     console = Console(width=80)
     with console.capture() as capture:
         console.print(table)

@@ -4,7 +4,6 @@ Made once from data in scikit-learn's and scikit-image's wheels; seeded, cached,
 atomically.
 """
 
-import contextlib
 import json
 import os
 import tempfile
@@ -14,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from mmvttt.arguments import check_int
+from mmvttt.errors import UsageError
 
 from .scene import Scene, compose
 from .sources import CLASSES, SPLITS, load_digits, load_photos, split_digits, split_photos
@@ -41,8 +41,8 @@ def make_digits(
     background with train.
 
     Args:
-        root: the folder to make. It appears in one step when all is written; an older set of ours
-            with other parameters is replaced, anything else is a FileExistsError.
+        root: the folder to make. It appears in one step when all is written; a UsageError if there
+            is another one.
         num_train, num_val: images of the two splits.
         size: side of the square images, in pixels.
         seed: seed of all random numbers.
@@ -53,12 +53,12 @@ def make_digits(
     check_int('size', size, MIN_SIZE)
     check_int('seed', seed, 0)
     mark = dict(recipe=RECIPE, num_train=num_train, num_val=num_val, size=size, seed=seed)
-    if _read_mark(root) == mark:
+    marker = root / MARKER
+    if marker.is_file() and json.loads(marker.read_text()) == mark:
         return root
-    if root.exists() and _read_mark(root) is None and (root.is_file() or any(root.iterdir())):
-        raise FileExistsError(
-            f'{root} is there and was not made by mmvttt: it will not be overwritten; '
-            f'move it away or choose another root'
+    if root.is_file() or (root.is_dir() and any(root.iterdir())):
+        raise UsageError(
+            f'{root} is there, and it is not this set: move it away or choose another root'
         )
     root.parent.mkdir(parents=True, exist_ok=True)
     # Next to the target, so that the rename stays inside one file system.
@@ -66,20 +66,8 @@ def make_digits(
         new = Path(scratch) / 'new'
         _build(new, {'train': num_train, 'val': num_val}, size, seed)
         (new / MARKER).write_text(json.dumps(mark, indent=1))
-        if _read_mark(root) is not None:
-            root.rename(Path(scratch) / 'old')
-        with contextlib.suppress(FileNotFoundError):
-            root.rmdir()
         new.rename(root)
     return root
-
-
-def _read_mark(root: Path) -> dict | None:
-    """Settings of the set at `root`; None if there is none."""
-    try:
-        return json.loads((root / MARKER).read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _build(root: Path, counts: dict[str, int], size: int, seed: int) -> None:

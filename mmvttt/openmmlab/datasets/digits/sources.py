@@ -1,7 +1,6 @@
 """Sources of the digits and photographs of the built-in set, and their split into train and val."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,9 +35,9 @@ class Digit:
 
 def load_photos() -> dict[str, np.ndarray]:
     """Photographs as `(H, W, 3)` uint8 RGB, which the wheels themselves hold: no download."""
-    with _named_where_missing():
-        from skimage import data
-        from sklearn.datasets import load_sample_image
+    from skimage import data
+    from sklearn.datasets import load_sample_image
+
     readers: dict[str, Callable[[], np.ndarray]] = {
         'astronaut': data.astronaut,
         'camera': data.camera,
@@ -58,8 +57,8 @@ def load_photos() -> dict[str, np.ndarray]:
 
 def load_digits() -> list[Digit]:
     """The 1797 handwritten digits of scikit-learn (UCI's optical recognition test set)."""
-    with _named_where_missing():
-        from sklearn import datasets
+    from sklearn import datasets
+
     bunch = datasets.load_digits()
     return [
         Digit(i, int(label), ink / 16)
@@ -110,15 +109,3 @@ def split_photos(
                 else Region(name, 0, start, width, extent)
             )
     return parts
-
-
-@contextmanager
-def _named_where_missing() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f'the built-in data set is made from the digits and photographs inside scikit-learn '
-            f"and scikit-image, and {error.name!r} is not installed: pip install 'mmvttt[demo]'",
-            name=error.name,
-        ) from error

@@ -2,10 +2,8 @@
 
 import os
 import shutil
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import torch
@@ -17,9 +15,6 @@ from mmvttt.arguments import check_config
 from mmvttt.deploy.compile import BLOCKS, blocks_of, compile_blocks
 from mmvttt.errors import first_line
 from mmvttt.openmmlab.registry import HOOKS
-
-# Steps after which the log says how long the first one took.
-_STEPS = 5
 
 
 def missing_compiler(device: torch.device) -> str | None:
@@ -79,8 +74,6 @@ class CompileHook(Hook):
         self.options = dict(options or {})
         self.required = required
         self._compiled: dict[nn.Module, Any] = {}
-        self._seconds: list[float] | None = []
-        self._start = 0.0
 
     def before_run(self, runner: Runner) -> None:
         """Runs before a training or a test; compilation itself starts with the first images."""
@@ -102,22 +95,6 @@ class CompileHook(Hook):
             f'torch.compile: {parts}, each kind when it first runs; the first steps take longer. '
             'tools/train.py --no-compile, or compile_blocks = False in the config, switches it off'
         )
-
-    def before_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
-        self._start = time.monotonic()
-
-    def after_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
-        """Logs after some steps how long the first one took for compilation."""
-        if self._seconds is None:
-            return
-        self._seconds.append(time.monotonic() - self._start)
-        if len(self._seconds) == _STEPS:
-            if any('_compiled_call_impl' in vars(m) for m in runner.model.modules()):
-                first, typical = self._seconds[0], median(self._seconds[1:])
-                runner.logger.info(
-                    f'torch.compile: the first step took {first:.1f} s, the next ones {typical:.2f}'
-                )
-            self._seconds = None
 
     def before_val(self, runner: Runner) -> None:
         """Runs the blocks eagerly until `after_val`."""
