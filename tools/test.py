@@ -27,8 +27,6 @@ def main() -> None:
     add('--tta', action='store_true', help=help)
     add('--amp', action='store_true', help='run the backbone in mixed precision')
     cli.add_exported(parser)
-    help = 'replay the backbone as a CUDA graph, where all images have one size: a classifier'
-    add('--cuda-graph', action='store_true', help=help)
     cli.add_cfg_options(parser, 'test_dataloader.batch_size=4')
     cli.add_launcher(parser)
     args = vars(parser.parse_args())

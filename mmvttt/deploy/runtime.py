@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -187,40 +186,6 @@ def _xml_notes(path: str | os.PathLike[str]) -> dict[str, str]:
     except (OSError, ElementTree.ParseError):
         return {}
     return {} if notes is None else {note.tag: note.get('value', '') for note in notes}
-
-
-def require_same_preparation(file: ExportedFile, preprocessor: Any) -> None:
-    """Compares mean, deviation and order of channels in a file's notes with a preprocessor's.
-
-    Raises:
-        UsageError: They differ, so that the file would see other numbers than its model.
-    """
-    if 'mean' not in file.notes:
-        # Written from a model without a config, or by another program.
-        return
-    saved = {k: json.loads(file.notes[k]) for k in PREPARATION if k in file.notes}
-    swaps = ('_channel_conversion', 'channel_conversion', 'to_rgb')
-    here: dict[str, Any] = {
-        'mean': _numbers(getattr(preprocessor, 'mean', None)),
-        'std': _numbers(getattr(preprocessor, 'std', None)),
-        'RGB': any(getattr(preprocessor, name, False) for name in swaps),
-    }
-    there: dict[str, Any] = {
-        'mean': _numbers(saved.get('mean')),
-        'std': _numbers(saved.get('std')),
-        'RGB': bool(saved.get('bgr_to_rgb') or saved.get('to_rgb')),
-    }
-    for name, value in there.items():
-        same = np.shape(value) == np.shape(here[name])
-        if not (same and np.allclose(value, here[name], rtol=1e-3)):
-            raise UsageError(
-                f'{file.path!r} was exported for images with {name}={value}, and the '
-                f"data_preprocessor here has {name}={here[name]}: give the export's config"
-            )
-
-
-def _numbers(values: Any) -> list[float]:
-    return [] if values is None else torch.as_tensor(values).flatten().tolist()
 
 
 def require_openvino() -> None:

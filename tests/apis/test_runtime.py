@@ -20,9 +20,9 @@ from mmvttt.deploy.runtime import (
     OnnxFile,
     OpenVINOFile,
     open_exported,
-    require_same_preparation,
 )
 from mmvttt.errors import UsageError
+from mmvttt.openmmlab.apis.file_inference import require_same_preparation
 
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')

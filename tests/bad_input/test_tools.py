@@ -108,7 +108,6 @@ def test_wrong_words_files_and_configs(run: Callable, args: tuple) -> None:
     assert all(word in error for word in WORDS[args]), error
 
 
-FOLDERS_OF_EVALUATE = ('show_dir', 'work_dir')
 DETECTOR = (DEMO, 'other.pth')
 # Arguments before a file to write, and before a folder.
 FILES = (
@@ -145,8 +144,7 @@ def test_outputs_are_tried_before_the_work(run: Callable, tools: Any, args: tupl
 def test_outputs_are_tried_before_the_work_from_python(tmp_path: Path) -> None:
     (file := tmp_path / 'text.txt').write_text('a file')
     folder = str(file / 'new')
-    cases = [partial(evaluate, DEMO, 'gone.pth', **{name: folder}) for name in FOLDERS_OF_EVALUATE]
-    cases += [
+    cases = [
         partial(evaluate, DEMO, file, out=f'{folder}/a.pkl'),
         lambda: next(export_model('no_model', None, f'{folder}/a.onnx')),
         partial(probe_models, 'no_model', tmp_path, tmp_path, out=file),

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import torch
 from mmengine.config import Config, ConfigDict
 
 from mmvttt.checkpoints.read import read_content, require_same_classes
-from mmvttt.deploy.cuda_graph import replay_cuda_graph
 from mmvttt.errors import UsageError
-from mmvttt.outputs import check_new_file, check_new_folder
+from mmvttt.outputs import check_new_file
 
 from ..config import load_config
-from ..engine.amp import autocast_backbone, backbone_for
+from ..engine.amp import autocast_backbone
 from ..registry import type_name
 from ..reliability.data.annotations import check_data
 from ..reliability.fit import require_weights
@@ -33,7 +31,6 @@ def evaluate(
     show_dir: str | None = None,
     tta: bool = False,
     amp: bool = False,
-    cuda_graph: bool = False,
     file: str | os.PathLike[str] | None = None,
     **config_args: Any,
 ) -> dict[str, float]:
@@ -46,7 +43,6 @@ def evaluate(
         show_dir: A folder for pictures of the predictions.
         tta: See `enable_tta`.
         amp: Run the backbone in mixed precision, see `autocast_backbone`.
-        cuda_graph: Replay the backbone as a CUDA graph, see `mmvttt.deploy.cuda_graph`.
         file: An `.onnx` or `.xml` of `tools/export.py` that predicts in place of the model, see
             `run_file`.
         config_args: See `load_config`.
@@ -61,13 +57,9 @@ def evaluate(
             meant.
         CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
     """
-    if cuda_graph and not torch.cuda.is_available():
-        raise UsageError('--cuda-graph: torch sees no CUDA GPU here; leave it out')
-    if file is not None and (tta or cuda_graph):
-        raise UsageError('a file predicts as it was exported: leave out --tta and --cuda-graph')
+    if file is not None and tta:
+        raise UsageError('a file predicts as it was exported: leave out --tta')
     cfg = load_config(config, needed=_NEEDED, **config_args)
-    for folder in filter(None, (cfg.work_dir, show_dir)):
-        check_new_folder(folder)
     source = existing(checkpoint)
     cfg.load_from, cfg.resume = source, False
     if type_name(cfg.get('runner_type')).rpartition('.')[2] == 'FlexibleRunner':
@@ -75,11 +67,6 @@ def evaluate(
         cfg.pop('runner_type')
     scope = cfg.get('default_scope')
     if show_dir is not None:
-        if tta and scope == 'mmpretrain':
-            raise UsageError(
-                '--show-dir and --tta: mmpretrain draws on what a classifier gets, and with --tta '
-                'that is several images; give one of the two'
-            )
         show_predictions(cfg, show_dir)
     metrics = [] if out is None else [_dump(scope, out)]
     if tta:
@@ -95,8 +82,6 @@ def evaluate(
         run_file(model, [part.pipeline.transforms for part in parts], file, amp)
     elif amp:
         autocast_backbone(model)
-    if cuda_graph:
-        replay_cuda_graph(backbone_for(model, '--cuda-graph'))
     runner.test_evaluator.metrics += metrics
     return runner.test()
 

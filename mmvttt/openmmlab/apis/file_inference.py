@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from mmengine.structures import InstanceData, PixelData
 from torch import Tensor, nn
 
-from mmvttt.deploy.runtime import open_exported, require_same_preparation
+from mmvttt.deploy.runtime import PREPARATION, ExportedFile, open_exported
 from mmvttt.errors import UsageError
 
 
@@ -67,6 +69,40 @@ def run_file(
         for i, step in enumerate(transforms):
             if type(step).__name__ == 'Resize':
                 transforms[i] = _Fit(step, file.size)
+
+
+def require_same_preparation(file: ExportedFile, preprocessor: Any) -> None:
+    """Compares mean, deviation and order of channels in a file's notes with a preprocessor's.
+
+    Raises:
+        UsageError: They differ, so that the file would see other numbers than its model.
+    """
+    if 'mean' not in file.notes:
+        # Written from a model without a config, or by another program.
+        return
+    saved = {k: json.loads(file.notes[k]) for k in PREPARATION if k in file.notes}
+    swaps = ('_channel_conversion', 'channel_conversion', 'to_rgb')
+    here: dict[str, Any] = {
+        'mean': _numbers(getattr(preprocessor, 'mean', None)),
+        'std': _numbers(getattr(preprocessor, 'std', None)),
+        'RGB': any(getattr(preprocessor, name, False) for name in swaps),
+    }
+    there: dict[str, Any] = {
+        'mean': _numbers(saved.get('mean')),
+        'std': _numbers(saved.get('std')),
+        'RGB': bool(saved.get('bgr_to_rgb') or saved.get('to_rgb')),
+    }
+    for name, value in there.items():
+        same = np.shape(value) == np.shape(here[name])
+        if not (same and np.allclose(value, here[name], rtol=1e-3)):
+            raise UsageError(
+                f'{file.path!r} was exported for images with {name}={value}, and the '
+                f"data_preprocessor here has {name}={here[name]}: give the export's config"
+            )
+
+
+def _numbers(values: Any) -> list[float]:
+    return [] if values is None else torch.as_tensor(values).flatten().tolist()
 
 
 class _Fit:

@@ -49,7 +49,9 @@ def autocast_backbone(model: nn.Module) -> None:
     Raises:
         UsageError: The model has no backbone.
     """
-    backbone = backbone_for(model, '--amp')
+    backbone = getattr(model, 'backbone', None)
+    if backbone is None:
+        raise UsageError(f'--amp: {type(model).__name__} has no backbone; leave --amp out')
     dtype = getattr(torch, half_type())
     forward = backbone.forward
     for module in backbone.modules():
@@ -63,11 +65,3 @@ def autocast_backbone(model: nn.Module) -> None:
         return tuple(y.float() for y in maps)
 
     backbone.forward = forward_in_half
-
-
-def backbone_for(model: nn.Module, option: str) -> nn.Module:
-    """The backbone of a model without wrappers; a UsageError about an `option` if it has none."""
-    backbone = getattr(model, 'backbone', None)
-    if not isinstance(backbone, nn.Module):
-        raise UsageError(f'{option}: {type(model).__name__} has no backbone; leave {option} out')
-    return backbone
