@@ -12,7 +12,6 @@ from mmengine.fileio import load
 from mmengine.hooks import CheckpointHook
 from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.runner import EpochBasedTrainLoop
 from PIL import Image
 
 from mmvttt.checkpoints.read import read_content
@@ -67,32 +66,12 @@ def test_amp_keeps_what_the_config_says() -> None:
     assert cfg.optim_wrapper.loss_scale == 8.0
 
 
-# As pure-Python configs name types, scoped, and as pure-Python configs are dumped.
 @pytest.mark.parametrize(
-    ('loop', 'hook', 'wrapper'),
-    [
-        (EpochBasedTrainLoop, CheckpointHook, OptimWrapper),
-        ('mmengine.EpochBasedTrainLoop', 'mmengine.CheckpointHook', 'mmengine.OptimWrapper'),
-        (
-            'mmengine.runner.EpochBasedTrainLoop',
-            'mmengine.hooks.CheckpointHook',
-            'mmengine.optim.OptimWrapper',
-        ),
-    ],
-    ids=['classes', 'scoped', 'dumped'],
+    'kind', [OptimWrapper, 'mmengine.OptimWrapper', 'mmengine.optim.OptimWrapper']
 )
-def test_types_are_known_by_their_class(loop: object, hook: object, wrapper: object) -> None:
-    cfg = Config(
-        dict(
-            train_cfg=dict(type=loop, max_epochs=1),
-            train_dataloader=dict(dataset=dict(), sampler=dict()),
-            default_hooks=dict(checkpoint=dict(type=hook)),
-            optim_wrapper=dict(type=wrapper),
-        )
-    )
-    add_protection(cfg)
-    assert cfg.train_cfg.type == 'mmvttt.ExactEpochLoop'
-    assert cfg.default_hooks.checkpoint.type == 'mmvttt.CheckpointHook'
+def test_types_are_known_by_their_class(kind: object) -> None:
+    """As pure-Python configs name them, scoped, and as such configs are dumped."""
+    cfg = Config(dict(optim_wrapper=dict(type=kind)))
     enable_amp(cfg)
     assert cfg.optim_wrapper.type == 'mmvttt.AmpOptimWrapper'
     for other in (ApexOptimWrapper, 'ApexOptimWrapper'):
@@ -112,16 +91,22 @@ def test_what_a_config_has_stays_with_a_warning(monkeypatch: pytest.MonkeyPatch)
     cfg = Config(
         dict(
             train_cfg=dict(type='MyLoop'),
-            train_dataloader=dict(),
+            train_dataloader=dict(dataset=dict(), sampler=dict()),
             default_hooks=dict(checkpoint=dict(type=MyCheckpointHook)),
             custom_hooks=[dict(type=AnomalyHook), TopologyHook()],
         )
     )
     add_protection(cfg)
+    assert cfg.train_cfg.type == 'MyLoop'
     assert cfg.default_hooks.checkpoint.type is MyCheckpointHook
     assert messages[0].startswith('default_hooks.checkpoint is a MyCheckpointHook, which is kept')
     assert len(cfg.custom_hooks) == 2
-    # Switched off on purpose.
+    # mmengine's own, as a pure-Python config is dumped; and one that is switched off on purpose.
+    cfg.default_hooks.checkpoint = dict(type='mmengine.hooks.CheckpointHook')
+    cfg.train_cfg.type = 'mmengine.runner.EpochBasedTrainLoop'
+    add_protection(cfg)
+    assert cfg.default_hooks.checkpoint.type == 'mmvttt.CheckpointHook'
+    assert cfg.train_cfg.type == 'mmvttt.ExactEpochLoop'
     cfg.default_hooks.checkpoint = None
     add_protection(cfg)
     assert sum('default_hooks' in text for text in messages) == 1

@@ -19,23 +19,16 @@ def test_images_and_labels_are_scikit_learns() -> None:
         torch.testing.assert_close(image, digits.images[i, 0], rtol=0, atol=1 / 127)
 
 
-@pytest.mark.parametrize('name', ['vittt_digits', 'vit3_digits'])
-def test_a_classifier_takes_them(name: str) -> None:
+def test_a_classifier_s_pipeline_takes_them() -> None:
     pytest.importorskip('mmpretrain')
     from mmengine.registry import DATASETS, MODELS, init_default_scope
 
-    cfg = load_config(name)
+    cfg = load_config('vittt_digits')
     init_default_scope('mmpretrain')
     data = DATASETS.build(cfg.train_dataloader.dataset)
+    inputs, samples = ([data[i][key] for i in range(4)] for key in ('inputs', 'data_samples'))
     model = MODELS.build(cfg.model)
-    samples = [data[i] for i in range(4)]
-    batch = dict(
-        inputs=[s['inputs'] for s in samples], data_samples=[s['data_samples'] for s in samples]
-    )
-    batch = model.data_preprocessor(batch, training=True)
+    batch = model.data_preprocessor(dict(inputs=inputs, data_samples=samples), training=True)
     assert batch['inputs'].shape == (4, 1, 20, 20)
-    assert [int(s.gt_label) for s in batch['data_samples']] == [
-        entry['gt_label'] for entry in data.load_data_list()[:4]
-    ]
-    model(**batch, mode='loss')['loss'].backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    expected = [entry['gt_label'] for entry in data.load_data_list()[:4]]
+    assert [int(s.gt_label) for s in batch['data_samples']] == expected

@@ -65,16 +65,6 @@ def test_two_nodes_train_as_one_process_does(
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_topology_is_said_once(whole: tuple[Path, list[str]]) -> None:
-    line = (
-        '2 nodes × 2 CPU processes (4 processes, gloo), 4 images each × 4 × 1 accumulated = '
-        '16 images a step, learning rate 0.02 (configured 0.01 for 8 images, scaled)'
-    )
-    first, second = whole[1]
-    assert first.count(line) == 1
-    assert 'accumulated = ' not in second
-
-
 def test_resume_goes_on_exactly_however_nodes_find_each_other(
     whole: tuple[Path, list[str]], tmp_path: Path
 ) -> None:

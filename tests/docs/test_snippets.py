@@ -120,7 +120,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda p: p.stem)
 def test_tools_and_configs_that_are_named_exist(page: Path) -> None:
-    named = set(re.findall(r'\b((?:tools|configs)/[\w/]+\.(?:py|sh|yml))', page.read_text()))
+    named = set(
+        re.findall(r'(?<![\w/])((?:tools|configs)/[\w/]+\.(?:py|sh|yml))', page.read_text())
+    )
     missing = sorted(name for name in named if not (ROOT / name).is_file())
     assert not missing
 

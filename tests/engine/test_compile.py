@@ -42,6 +42,24 @@ def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return sum(y.square().mean() for y in model(x))
 
 
+def require_same_gradients(one: nn.Module, other: nn.Module, x: torch.Tensor, **close) -> None:
+    grads = []
+    for model in (one, other):
+        torch.manual_seed(1)
+        model.zero_grad()
+        loss(model, x).backward()
+        grads.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(*grads, **close)
+
+
+def hooked(model: nn.Module, **options) -> tuple[CompileHook, SimpleNamespace]:
+    """A hook that has compiled a model, and its runner."""
+    hook = CompileHook(options=options)
+    runner = SimpleNamespace(model=model, logger=logging.getLogger())
+    hook.before_run(runner)
+    return hook, runner
+
+
 @pytest.fixture(autouse=True)
 def fresh():
     torch.compiler.reset()
@@ -78,13 +96,8 @@ def test_every_kind_of_block_is_one_graph_with_the_numbers_of_the_eager_model(
     # No side of H-ViT³'s first map is its 32 channels: dynamo takes equal sizes for one.
     for height, width in ((96, 144), (160, 96)):
         x = torch.randn(2, 3, height, width)
-        for m in (model, compiled):
-            torch.manual_seed(1)
-            m.zero_grad()
-            loss(m, x).backward()
-        assert list(compiled.state_dict()) == list(model.state_dict())
-        grads = [{n: p.grad for n, p in m.named_parameters()} for m in (compiled, model)]
-        torch.testing.assert_close(*grads, **close)
+        require_same_gradients(compiled, model, x, **close)
+    assert list(compiled.state_dict()) == list(model.state_dict())
     if not inductor:
         assert counter.frame_count == GRAPHS[name]
         # An average of the weights is a copy, and runs too.
@@ -101,27 +114,19 @@ def test_a_whole_backbone_is_one_graph_with_the_numbers_of_the_eager_model(name:
     model = MODELS[name]().train()
     compiled, counter = copy.deepcopy(model), CompileCounter()
     compile_blocks(compiled, whole=True, dynamic=False, backend=counter, fullgraph=True)
-    x = torch.randn(2, 3, 64, 96)
-    grads = []
-    for m in (compiled, model):
-        torch.manual_seed(1)
-        loss(m, x).backward()
-        grads.append({n: p.grad for n, p in m.named_parameters()})
-    torch.testing.assert_close(*grads)
+    require_same_gradients(compiled, model, torch.randn(2, 3, 64, 96))
     assert counter.frame_count == 1
 
 
 def test_a_backbone_is_compiled_as_a_whole_or_with_checkpoints_by_its_blocks() -> None:
     parts = dict(backbone=Vittt(PLAIN, with_cp=True), head=nn.Linear(1, 1))
     model = nn.ModuleDict(parts | dict(teacher=nn.ModuleDict(dict(backbone=ViT3(PLAIN)))))
-    runner = SimpleNamespace(model=model, logger=logging.getLogger())
-    CompileHook(options=dict(backend='eager', whole=True)).before_run(runner)
+    hooked(model, backend='eager', whole=True)
     compiled = [m for m in model.modules() if vars(m).get('_compiled_call_impl')]
     assert compiled == [*model['backbone'].blocks, model['teacher']['backbone']]
     # Without blocks in a backbone, those elsewhere are compiled.
     model = nn.ModuleDict(dict(backbone=nn.Linear(1, 1), head=ViT3(PLAIN)))
-    runner = SimpleNamespace(model=model, logger=logging.getLogger())
-    CompileHook(options=dict(backend='eager', whole=True)).before_run(runner)
+    hooked(model, backend='eager', whole=True)
     compiled = [m for m in model.modules() if vars(m).get('_compiled_call_impl')]
     assert compiled == [*model['head'].blocks]
 
@@ -204,19 +209,11 @@ def test_sizes_and_validations_make_no_graph(options: dict, graphs: int) -> None
     torch.manual_seed(0)
     model = Vittt(dict(PLAIN, num_layers=3), img_size=64, drop_path_rate=0.3, **options).train()
     compiled, counter = copy.deepcopy(model), CompileCounter()
-    hook = CompileHook(options=dict(backend=counter))
-    runner = SimpleNamespace(model=compiled, logger=logging.getLogger())
-    hook.before_run(runner)
+    hook, runner = hooked(compiled, backend=counter)
     # 64² first: later maps are not square.
     for size in ((64, 64), (48, 80), (80, 48)):
         x = torch.randn(2, 3, *size)
-        grads = []
-        for m in (model, compiled):
-            torch.manual_seed(1)
-            m.zero_grad()
-            loss(m, x).backward()
-            grads.append({n: p.grad for n, p in m.named_parameters() if p.grad is not None})
-        torch.testing.assert_close(*grads)
+        require_same_gradients(compiled, model, x)
     count = counter.frame_count
     assert count <= graphs
     hook.before_val(runner)
@@ -252,8 +249,7 @@ def test_recipes_compiled_as_they_say_have_the_eager_gradients(name: str) -> Non
     models = model, copy.deepcopy(model)
     # Once for both: mixup draws random numbers.
     batch = model.data_preprocessor(batch_for(cfg), True)
-    hook = CompileHook(options=dict(cfg.compile_blocks, backend='aot_eager'))
-    hook.before_run(SimpleNamespace(model=models[1], logger=logging.getLogger()))
+    hooked(models[1], **cfg.compile_blocks, backend='aot_eager')
     grads = []
     for m in models:
         torch.manual_seed(1)

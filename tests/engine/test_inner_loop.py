@@ -10,7 +10,7 @@ from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
-from mmvttt.analysis.curves import plot_curves, read_scalars
+from mmvttt.analysis.curves import read_scalars
 from mmvttt.analysis.inner_training import LayerTraining, inspect_training
 from mmvttt.models.backbones import T5, Vittt
 from mmvttt.openmmlab.analysis.inner_loop_hook import InnerLoopHook
@@ -67,7 +67,6 @@ def test_it_logs_and_changes_nothing(cls: type, tmp_path: Path) -> None:
     names = ('inner_drift_min', 'inner_drift_max', 'inner_before', 'inner_after')
     assert all(list(scalars[n]) == [2, 4, 6] for n in names)
     assert not any(n.startswith('inner') for n in read_scalars(tmp_path / 'without')[0])
-    plot_curves({'with': (scalars, {})}, tmp_path / 'curves.png')
 
 
 def test_the_scalars_are_those_of_the_analysis(tmp_path: Path) -> None:

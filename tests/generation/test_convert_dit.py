@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mmvttt.checkpoints.read import read_weights
@@ -15,6 +16,9 @@ pytest.importorskip('diffusers')
 from diffusers import DiTTransformer2DModel
 
 from mmvttt.models.generation.dit3 import DIT, DIT5, DiT3, position_table
+from mmvttt.models.linearize import linearize
+
+from .small import spread
 
 D, DEPTH, HEADS, CLASSES = 24, 2, 2, 5
 ARCH = dict(embed_dims=D, num_layers=DEPTH, num_heads=HEADS)
@@ -115,16 +119,24 @@ def test_size_of_the_positions(tmp_path: Path, capsys: pytest.CaptureFixture) ->
         convert_checkpoint(target, tmp_path / 'ours.pth', sample_size=32)
 
 
-def test_diffusers_dit_and_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize('kind', ['DiT', 'DiT5'])
+def test_diffusers_dit_is_the_same_model_and_back(kind: str, tmp_path: Path) -> None:
+    """DiT, or diffusers' DiT made linear, with the embedders of all blocks alike."""
     torch.manual_seed(0)
-    options = dict(sample_size=8, num_embeds_ada_norm=CLASSES, norm_eps=1e-6)
+    options = dict(sample_size=12, num_embeds_ada_norm=CLASSES, norm_eps=1e-6)
     theirs = DiTTransformer2DModel(HEADS, D // HEADS, 4, 8, DEPTH, **options)
-    for block in theirs.transformer_blocks[1:]:
+    if kind == 'DiT5':
+        linearize(theirs, 'dit5')
+    theirs = spread(theirs.eval(), 0.2)
+    for block in theirs.transformer_blocks:
         block.norm1.emb.load_state_dict(theirs.transformer_blocks[0].norm1.emb.state_dict())
-    theirs.save_pretrained(tmp_path / 'source')
-    source = tmp_path / 'source' / 'diffusion_pytorch_model.safetensors'
-    assert convert_checkpoint(source, tmp_path / 'ours.pth').complete
-    model = built('DiT')
+        # With norm_eps, what makes it the published model.
+        block.norm1.emb.time_proj.downscale_freq_shift = 0
+    save_file(theirs.state_dict(), tmp_path / 'theirs.safetensors')
+    result = convert_checkpoint(tmp_path / 'theirs.safetensors', tmp_path / 'ours.pth')
+    assert result.complete
+    assert result.name == kind
+    model = built(kind)
     model.load_state_dict(ours(tmp_path / 'ours.pth'))
     back = convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'back.safetensors', to='diffusers')
     assert back.complete
@@ -132,25 +144,13 @@ def test_diffusers_dit_and_back(tmp_path: Path) -> None:
     assert set(again) == set(theirs.state_dict())
     for name, value in theirs.state_dict().items():
         assert torch.equal(again[name], value), name
-    # With norm_eps, what makes it the published DiT, which ours is.
-    for block in theirs.transformer_blocks:
-        block.norm1.emb.time_proj.downscale_freq_shift = 0
-    args = torch.randn(3, 4, 8, 8).double(), torch.tensor([0, 437, 999]), torch.tensor([0, 4, 5])
-    with torch.no_grad():
-        out, expected = (net.double().eval()(*args).sample for net in (model, theirs))
+    latents = torch.randn(3, 4, 12, 12, dtype=torch.float64, requires_grad=True)
+    args = latents, torch.tensor([0, 437, 999]), torch.tensor([0, 4, 5])
+    outs = [net.double().eval()(*args).sample for net in (model, theirs)]
+    grads = [torch.autograd.grad(out.square().sum(), latents)[0] for out in outs]
     # Times and positions are fp32 in both; the rest fp64, in another order of sums.
-    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
-
-
-def test_authors_files_to_diffusers(tmp_path: Path) -> None:
-    source, target = tmp_path / 'public.pt', tmp_path / 'theirs.safetensors'
-    torch.save(authors('DiT'), source)
-    assert convert_checkpoint(source, target, to='diffusers').complete
-    theirs = DiTTransformer2DModel(HEADS, D // HEADS, 4, 8, DEPTH, num_embeds_ada_norm=CLASSES)
-    theirs.load_state_dict(read_weights(target))
-    torch.save(authors('DiT3'), source)
-    with pytest.raises(CheckpointError, match='diffusers has no DiT³'):
-        convert_checkpoint(source, tmp_path / 'x.pth', to='diffusers')
+    for pair in (outs, grads):
+        torch.testing.assert_close(*pair, rtol=1e-9, atol=1e-9)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -171,4 +171,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         torch.save(state, source)
         with pytest.raises(CheckpointError, match=words):
             convert_checkpoint(source, target)
+    torch.save(weights, source)
+    with pytest.raises(CheckpointError, match='diffusers has no DiT³'):
+        convert_checkpoint(source, target, to='diffusers')
     assert not target.exists()

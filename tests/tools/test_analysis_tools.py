@@ -45,14 +45,6 @@ def test_benchmark_by_computation(tools: Any, tmp_path: Path) -> None:
     assert '1 × 100×140:' in out
 
 
-@pytest.mark.stress  # compiles C++ for a minute
-def test_benchmark_of_compiled_blocks(tools: Any, tmp_path: Path) -> None:
-    options = ('--sizes', '32', '--repeats', '1', '--compile', '--out', str(tmp_path / 'rows.csv'))
-    out = tools('benchmark.py', 'vit3_tiny_patch16_224', *options)
-    for name in ('vit3_tiny_patch16_224', 'vit3_tiny_patch16_224 (compiled)'):
-        assert f'{name} inference float32 1 × 32×32:' in out
-
-
 def test_benchmark_ends_at_a_missing_model(tools: Any, tmp_path: Path) -> None:
     out = tmp_path / 'table.csv'
     options = ('--sizes', '32', '--repeats', '1', '--out', str(out), '--device', 'cpu')

@@ -50,20 +50,6 @@ def test_mmvttt_runs_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
         __main__.main(['trian'])
 
 
-def test_missing_coco_is_one_sentence(
-    tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv('MMVTTT_DATA', raising=False)
-    monkeypatch.chdir(tmp_path)
-    error = tools.error('train.py', ROOT / 'configs' / 'maskrcnn_vittt_s_1x.py')
-    assert 'Traceback' not in error
-    (line,) = [x for x in error.splitlines() if x.startswith('error: ')]
-    assert 'The training data is missing' in line
-    assert str(tmp_path / 'data' / 'coco') in line
-    assert 'MMVTTT_DATA' in line
-    assert '--cfg-options train_dataloader.dataset.data_root=PATH' in line
-
-
 def test_an_option_without_a_value_is_a_usage_error(tools: Any) -> None:
     error = tools.error('train.py', 'c.py', '--cfg-options', 'a=1', 'nonsense', status=2)
     assert "--cfg-options 'nonsense': write KEY=VALUE" in error
