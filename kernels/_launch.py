@@ -212,6 +212,35 @@ def _split(tokens: int, sums: int, block: int, enough: int, least: int) -> tuple
     return cdiv(tokens, span), span
 
 
+class Pass(NamedTuple):
+    """A pass over the tokens of every image and head.
+
+    Attributes:
+        sums: Images times heads.
+        splits: Programs that share a sum.
+        launch: Of a kernel, without its tensors.
+    """
+
+    sums: int
+    splits: int
+    launch: Callable[..., Any]
+
+
+def over_heads(
+    kernel: Any,
+    shape: tuple[int, ...],
+    options: dict[str, Any],
+    **strides: tuple[int, ...],
+) -> Pass:
+    """A kernel's pass over tokens `(B, N, H, d)` of some strides, BLOCK at a time."""
+    batch, tokens, heads, dim = shape
+    sums = batch * heads
+    splits, span = split(tokens, sums, options['BLOCK'])
+    sizes = {'N': tokens, 'H': heads, 'D': dim, 'span': span, 'splits': splits}
+    constants = {**sizes, **options, **token_strides(**strides)}
+    return Pass(sums, splits, launcher(kernel, (sums * splits,), **constants))
+
+
 @triton.jit(do_not_specialize=['splits', 'size', 'divisor'])
 def _add_up(
     partials,  # (P, splits, size)

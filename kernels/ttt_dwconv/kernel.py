@@ -241,22 +241,26 @@ def _step_backward(
 unsupported_reason = _launch.unsupported_reason
 
 
-_KERNELS = {
-    'step': _step,
-    'read': _read,
-    'read_backward': _read_backward,
-    'step_backward': _step_backward,
-}
-
-
 @_launch.plan
 def _planned(
-    name: str, shape: tuple[int, ...], h: int, w: int, **strides: tuple[int, ...]
-) -> tuple[int, Callable[..., Any]]:
-    """Splits of each sum, and the launch of a kernel over tokens of some strides."""
+    shape: tuple[int, ...],
+    h: int,
+    w: int,
+    do: tuple[int, ...] | None,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    v: tuple[int, ...],
+) -> tuple[int, Callable[..., Any], Callable[..., Any]]:
+    """Splits of each sum, and launches over k and v, and over q; backward ones with dO."""
     grid, sizes = share(shape, h, w)
-    strides = _launch.token_strides(**strides)
-    return sizes['splits'], _launch.launcher(_KERNELS[name], grid, **sizes, **strides)
+    step, read = (_step, _read) if do is None else (_step_backward, _read_backward)
+    queries = {'q': q} if do is None else {'do': do, 'q': q}
+    step = _launch.launcher(step, grid, **sizes, **_launch.token_strides(k=k, v=v))
+    return (
+        sizes['splits'],
+        step,
+        _launch.launcher(read, grid, **sizes, **_launch.token_strides(**queries)),
+    )
 
 
 def forward(
@@ -272,8 +276,7 @@ def forward(
     """O `(B, h·w, d)` and G before damping `(B, 9, d)`; arguments as the reference's."""
     batch, pixels, dim = q.shape
     q, k, v = _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    splits, step = _planned('step', q.shape, h, w, k=k.stride(), v=v.stride())
-    _, read = _planned('read', q.shape, h, w, q=q.stride())
+    splits, step, read = _planned(q.shape, h, w, None, q.stride(), k.stride(), v.stride())
     g = w3.new_empty((batch, splits, 9, dim))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     factor, divisor = (-scale, pixels) if splits == 1 else (1.0, 1)
@@ -301,8 +304,8 @@ def backward(
     batch, _, dim = q.shape
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     do, q, k, v = _launch.dense(do), _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    splits, read = _planned('read_backward', q.shape, h, w, do=do.stride(), q=q.stride())
-    _, step = _planned('step_backward', q.shape, h, w, k=k.stride(), v=v.stride())
+    strides = do.stride(), q.stride(), k.stride(), v.stride()
+    splits, step, read = _planned(q.shape, h, w, *strides)
     g = g.contiguous()
     dw = w3.new_empty((batch, splits, 9, dim))
     with _launch.on(q):

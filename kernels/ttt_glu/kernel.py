@@ -10,6 +10,7 @@ q, k, v and dO are read in place by their strides. [W1 | W2] and all their gradi
 tiles in memory, and two `(d, d)` tiles in a program.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -349,12 +350,6 @@ _SINGLE_WIDE = {
 }
 
 
-_KERNELS = {
-    'step': _step,
-    'read': _read,
-    'read_backward': _read_backward,
-    'step_backward': _step_backward,
-}
 # In `_read_backward` every WGMMA operand has passed through registers and a fence.
 _COPIED = ('step', 'read', 'step_backward')
 
@@ -386,22 +381,22 @@ def unsupported_reason(q: Tensor) -> str | None:
 
 @_launch.plan
 def _planned(
-    name: str,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
-    **strides: tuple[int, ...],
-) -> tuple[int, int, Callable[..., Any]]:
-    """Sums, splits of each, and the launch of a kernel over tokens of some strides."""
-    batch, tokens, heads, dim = shape
-    options = config(name, dtype, dim, _launch.gpu(_NAME, dtype, device))
-    sums = batch * heads
-    splits, span = _launch.split(tokens, sums, options['BLOCK'])
-    sizes = {'N': tokens, 'H': heads, 'D': dim, 'span': span, 'splits': splits}
-    launch = _launch.launcher(
-        _KERNELS[name], (sums * splits,), **sizes, **options, **_launch.token_strides(**strides)
-    )
-    return sums, splits, launch
+    do: tuple[int, ...] | None,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    v: tuple[int, ...],
+) -> tuple[_launch.Pass, _launch.Pass]:
+    """Passes over k and v, and over q, for tokens of these strides; backward passes with dO."""
+    gpu = _launch.gpu(_NAME, dtype, device)
+    options = functools.partial(config, dtype=dtype, dim=shape[-1], gpu=gpu)
+    if do is None:
+        step = _launch.over_heads(_step, shape, options('step'), k=k, v=v)
+        return step, _launch.over_heads(_read, shape, options('read'), q=q)
+    step = _launch.over_heads(_step_backward, shape, options('step_backward'), k=k, v=v)
+    return step, _launch.over_heads(_read_backward, shape, options('read_backward'), do=do, q=q)
 
 
 @_launch.plan
@@ -432,17 +427,17 @@ def forward(
         return o, _beside(g)
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous()}
     q, k, v = _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    layout = q.shape, q.dtype, q.device
-    sums, splits, step = _planned('step', *layout, k=k.stride(), v=v.stride())
-    *_, read = _planned('read', *layout, q=q.stride())
-    g = w1.new_empty((sums, splits, dim, 2 * dim))
+    strides = None, q.stride(), k.stride(), v.stride()
+    step, read = _planned(q.shape, q.dtype, q.device, *strides)
+    splits = step.splits
+    g = w1.new_empty((step.sums, splits, dim, 2 * dim))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     factor, divisor = (-scale, tokens) if splits == 1 else (1.0, 1)
     with _launch.on(q):
-        step(k=k, v=v, **weights, g=g, factor=factor, divisor=divisor)
+        step.launch(k=k, v=v, **weights, g=g, factor=factor, divisor=divisor)
         if splits > 1:
             g = _launch.add_up(g, -scale, tokens)
-        read(q=q, **weights, g=g, o=o, DAMPING=damping)
+        read.launch(q=q, **weights, g=g, o=o, DAMPING=damping)
     return o, g.view(batch, heads, dim, 2 * dim)
 
 
@@ -466,18 +461,18 @@ def backward(
         return *_launch.unpad(dq, dk, dv, width=dim), *_launch.unpad(*dw, width=dim, axes=2)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     do, q, k, v = _launch.dense(do), _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    layout = q.shape, q.dtype, q.device
+    strides = do.stride(), q.stride(), k.stride(), v.stride()
     # Both passes have the same blocks: the second adds to the partial sums of the first.
-    sums, splits, read = _planned('read_backward', *layout, do=do.stride(), q=q.stride())
-    *_, step = _planned('step_backward', *layout, k=k.stride(), v=v.stride())
+    step, read = _planned(q.shape, q.dtype, q.device, *strides)
+    sums, splits, _ = read
     dw = w1.new_empty((sums, splits, dim, 2 * dim))
     steps = {'j': q.new_empty((sums, 2, dim, dim)), 'peak': dw.new_empty(sums)}
     steps['weights'] = q.new_empty((heads, 2, dim, dim))
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous(), 'g': g.contiguous()}
     with _launch.on(q):
-        read(do=do, q=q, dq=dq, dw=dw, **weights, DAMPING=damping)
+        read.launch(do=do, q=q, dq=dq, dw=dw, **weights, DAMPING=damping)
         total = dw if splits == 1 else _launch.add_up(dw)
         _gradients_of_steps(sums, heads, dim, damping)(dw=total, **weights, **steps)
-        step(k=k, v=v, dk=dk, dv=dv, dw=dw, factor=scale, **steps)
+        step.launch(k=k, v=v, dk=dk, dv=dv, dw=dw, factor=scale, **steps)
     dw1, dw2 = dw.view(batch, heads, splits, dim, 2, dim).unbind(-2)
     return dq, dk, dv, dw1.sum((0, 2)), dw2.sum((0, 2))

@@ -17,7 +17,6 @@ model (not GATED) w2 is not read, and z2 and u2 are 1. With the dot loss e is v,
 the factors.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -407,41 +406,36 @@ def unsupported_reason(q: Tensor) -> str | None:
     return _launch.unsupported_heads_reason(q)
 
 
-_KERNELS = {
-    'step': _step,
-    'read': _read,
-    'read_backward': _read_backward,
-    'step_backward': _step_backward,
-}
-
-
 @_launch.plan
 def _planned(
-    name: str,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
     gated: bool,
     l2: bool,
-    **strides: tuple[int, ...],
-) -> tuple[int, int, Callable[..., Any]]:
-    """Sums, splits of each, and the launch of a kernel over tokens of some strides."""
-    batch, tokens, heads, dim = shape
-    options = config(name, dtype, dim, l2, _launch.gpu(_NAME, dtype, device))
-    sums = batch * heads
-    splits, span = _launch.split(tokens, sums, options['BLOCK'])
-    sizes = {'N': tokens, 'H': heads, 'D': dim, 'span': span, 'splits': splits, 'GATED': gated}
-    if name.startswith('step'):
-        sizes['L2'] = l2
-    launch = _launch.launcher(
-        _KERNELS[name], (sums * splits,), **sizes, **options, **_launch.token_strides(**strides)
-    )
-    return sums, splits, launch
+    do: tuple[int, ...] | None,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    v: tuple[int, ...],
+) -> tuple[_launch.Pass, _launch.Pass]:
+    """Passes over k and v, and over q, for tokens of these strides; backward passes with dO."""
+    gpu = _launch.gpu(_NAME, dtype, device)
+
+    def options(name: str) -> dict[str, Any]:
+        return {**config(name, dtype, shape[-1], l2, gpu), 'GATED': gated}
+
+    if do is None:
+        step, read = options('step'), options('read')
+        step = _launch.over_heads(_step, shape, {**step, 'L2': l2}, k=k, v=v)
+        return step, _launch.over_heads(_read, shape, read, q=q)
+    step, read = options('step_backward'), options('read_backward')
+    step = _launch.over_heads(_step_backward, shape, {**step, 'L2': l2}, k=k, v=v)
+    return step, _launch.over_heads(_read_backward, shape, read, do=do, q=q)
 
 
-def _stacked(*weights: Tensor | None) -> Tensor:
-    """`(H, 2|3, d, d)`, padded like the tokens."""
-    return torch.stack(_launch.pad(*(w for w in weights if w is not None), axes=2), dim=1)
+def _stacked(w1: Tensor, w2: Tensor, w3: Tensor | None) -> Tensor:
+    """`(H, 2|3, d, d)`."""
+    return torch.stack([w1, w2] if w3 is None else [w1, w2, w3], dim=1)
 
 
 def _stepped(weights: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
@@ -460,25 +454,26 @@ def forward(
     loss: str,
 ) -> tuple[Tensor, Tensor]:
     """O `(B, N, H, d)` and G `(B, H, 2|3, d, d)`; arguments as the reference's."""
-    batch, tokens, heads, width = q.shape
-    gated, l2 = w3 is not None, loss == 'l2'
-    q, k, v = _launch.pad(q, k, v)
-    weights = _stacked(w1, w2, w3)
+    batch, tokens, heads, dim = q.shape
+    if dim not in _launch.DIMS:
+        weights = _launch.pad(*(w for w in (w1, w2, w3) if w is not None), axes=2)
+        o, g = forward(*_launch.pad(q, k, v), *(*weights, None)[:3], scale, loss)
+        return _launch.unpad(o, width=dim)[0], _launch.unpad(g, width=dim, axes=2)[0]
+    l2, weights = loss == 'l2', _stacked(w1, w2, w3)
     q, k, v = _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    layout = (q.shape, q.dtype, q.device, gated, l2)
-    sums, splits, step = _planned('step', *layout, k=k.stride(), v=v.stride())
-    *_, read = _planned('read', *layout, q=q.stride())
-    g = w1.new_empty((sums, splits, *weights.shape[1:]))
+    strides = None, q.stride(), k.stride(), v.stride()
+    step, read = _planned(q.shape, q.dtype, q.device, w3 is not None, l2, *strides)
+    splits = step.splits
+    g = w1.new_empty((step.sums, splits, *weights.shape[1:]))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     scale = scale if l2 else -scale
     factor, divisor = (scale, tokens) if splits == 1 else (1.0, 1)
     with _launch.on(q):
-        step(k=k, v=v, weights=weights.to(q.dtype), g=g, factor=factor, divisor=divisor)
+        step.launch(k=k, v=v, weights=weights.to(q.dtype), g=g, factor=factor, divisor=divisor)
         if splits > 1:
             g = _launch.add_up(g, scale, tokens)
         g = g.view(batch, heads, *weights.shape[1:])
-        read(q=q, stepped=_stepped(weights, g, q.dtype), o=o)
-    (o,), (g,) = _launch.unpad(o, width=width), _launch.unpad(g, width=width, axes=2)
+        read.launch(q=q, stepped=_stepped(weights, g, q.dtype), o=o)
     return o, g
 
 
@@ -495,34 +490,27 @@ def backward(
     loss: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv `(B, N, H, d)`, dw1, dw2, dw3 `(H, d, d)`; arguments as the reference's."""
-    width = q.shape[-1]
-    gated, l2 = w3 is not None, loss == 'l2'
-    do, q, k, v = _launch.pad(do, q, k, v)
-    (g,) = _launch.pad(g, axes=2)
-    weights = _stacked(w1, w2, w3)
+    dim = q.shape[-1]
+    if dim not in _launch.DIMS:
+        *weights, g = _launch.pad(*(w for w in (w1, w2, w3, g) if w is not None), axes=2)
+        padded = *_launch.pad(do, q, k, v), *(*weights, None)[:3], g
+        dq, dk, dv, *dw = backward(*padded, scale, loss)
+        dw = [_launch.unpad(x, width=dim, axes=2)[0] if x.numel() else x for x in dw]
+        return *_launch.unpad(dq, dk, dv, width=dim), *dw
+    l2, weights = loss == 'l2', _stacked(w1, w2, w3)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     do, q, k, v = _launch.dense(do), _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    layout = (q.shape, q.dtype, q.device, gated, l2)
+    strides = do.stride(), q.stride(), k.stride(), v.stride()
+    step, read = _planned(q.shape, q.dtype, q.device, w3 is not None, l2, *strides)
+    dw = g.new_empty((read.sums, read.splits, *g.shape[2:]))
+    dw_step = g.new_empty((step.sums, step.splits, *g.shape[2:]))
     with _launch.on(q):
-        sums, splits, launch = _planned('read_backward', *layout, do=do.stride(), q=q.stride())
-        dw = g.new_empty((sums, splits, *g.shape[2:]))
-        launch(do=do, q=q, stepped=_stepped(weights, g, q.dtype), dq=dq, dw=dw)
-        read = _launch.add_up(dw)
-        j, peak = _launch.relative(read, q.dtype)
-        sums, splits, launch = _planned('step_backward', *layout, k=k.stride(), v=v.stride())
-        dw = g.new_empty((sums, splits, *g.shape[2:]))
-        launch(
-            k=k,
-            v=v,
-            weights=weights.to(q.dtype),
-            j=j,
-            peak=peak,
-            dk=dk,
-            dv=dv,
-            dw=dw,
-            factor=-scale if l2 else scale,
-        )
-        dw = read.add_(_launch.add_up(dw)).view(g.shape)
-    dq, dk, dv = _launch.unpad(dq, dk, dv, width=width)
-    dw = _launch.unpad(*(x.sum(0) for x in dw.unbind(2)), width=width, axes=2)
-    return dq, dk, dv, *dw, *([] if gated else [w1.new_empty(0)])
+        read.launch(do=do, q=q, stepped=_stepped(weights, g, q.dtype), dq=dq, dw=dw)
+        dw = _launch.add_up(dw)
+        j, peak = _launch.relative(dw, q.dtype)
+        factor = -scale if l2 else scale
+        tensors = {'k': k, 'v': v, 'weights': weights.to(q.dtype), 'j': j, 'peak': peak}
+        step.launch(**tensors, dk=dk, dv=dv, dw=dw_step, factor=factor)
+        dw = dw.add_(_launch.add_up(dw_step)).view(g.shape)
+    dw1, dw2, *dw3 = (x.sum(0) for x in dw.unbind(2))
+    return dq, dk, dv, dw1, dw2, dw3[0] if dw3 else w1.new_empty(0)

@@ -81,7 +81,7 @@ def op_calls(device: str) -> dict[str, tuple[Callable[..., Tensor], list[Tensor]
     return {
         'layer_norm': (
             lambda x, w, b: nn.functional.layer_norm(x, (32,), w, b),
-            [new(4, 32), new(32), new(32)],
+            [new(1, 4, 2, 32), new(32), new(32)],
         ),
         'ttt_linear': (k.ttt_linear, [*tokens(3, 1, 4, 2, 2, 32), *scan]),
         'causal_conv': (
