@@ -5,9 +5,8 @@
 Without a GPU the tensors are tiny, Triton's launches do nothing, and times are processor time of
 one thread. `dispatch` is an op whose kernels only allocate their results: what the package adds to
 a kernel. `launch` runs the kernels' own host code too, up to the launch itself. Triton's launcher,
-some 10 to 20 µs for each of an op's launches, is in neither. The gradients of convolutions, which
-oneDNN computes for longer than a GPU is launched, are allocated only. Everything else runs on the
-CPU, inductor's kernels in `compiled` included: steps whose blocks, or whose models, are compiled
+some 10 to 20 µs for each of an op's launches, is in neither. Convolutions, which oneDNN computes for
+longer than a GPU is launched, allocate their results only. Everything else runs on the CPU, inductor's kernels in `compiled` included: steps whose blocks, or whose models, are compiled
 as in the recipes, beside eager ones of the model they are compared with.
 
 On a GPU nothing is replaced: wall, GPU and host time of the same ops and steps, at --size.
@@ -121,6 +120,14 @@ def only_allocating(op: Op) -> Iterator[None]:
 _CONVOLUTIONS = torch.library.Library('aten', 'IMPL')
 
 
+def convolution(x, weight, bias, stride, padding, *options):
+    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
+    sides = [(size + 2 * pad - kernel) // step + 1 for size, kernel, step, pad in sizes]
+    return x.new_zeros((x.shape[0], weight.shape[0], *sides)).contiguous(
+        memory_format=torch.channels_last
+    )
+
+
 def convolution_backward(grad, x, weight, biases, *options):
     bias = grad.new_zeros(weight.shape[0])
     dx = torch.zeros_like(x, memory_format=torch.channels_last)
@@ -136,6 +143,7 @@ def pretend_a_gpu() -> None:
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     _backend._unreachable = lambda *_: None
     os.environ[_backend.VARIABLE] = 'triton'
+    _CONVOLUTIONS.impl('convolution', convolution, 'CPU')
     _CONVOLUTIONS.impl('convolution_backward', convolution_backward, 'CPU')
     torch.set_num_threads(1)
 
