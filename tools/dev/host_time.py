@@ -5,9 +5,10 @@
 Without a GPU the tensors are tiny, Triton's launches do nothing, and times are processor time of
 one thread. `dispatch` is an op whose kernels only allocate their results: what the package adds to
 a kernel. `launch` runs the kernels' own host code too, up to the launch itself. Triton's launcher,
-some 10 to 20 µs for each of an op's launches, is in neither. Convolutions, which oneDNN computes for
-longer than a GPU is launched, allocate their results only. Everything else runs on the CPU, inductor's kernels in `compiled` included: steps whose blocks, or whose models, are compiled
-as in the recipes, beside eager ones of the model they are compared with.
+some 10 to 20 µs for each of an op's launches, is in neither. Convolutions, which oneDNN computes
+for longer than a GPU is launched, allocate their results only. Everything else runs on the CPU,
+inductor's kernels in `compiled` included: steps whose blocks, or whose models, are compiled as in
+the recipes, beside eager ones of the model they are compared with.
 
 On a GPU nothing is replaced: wall, GPU and host time of the same ops and steps, at --size.
 """
