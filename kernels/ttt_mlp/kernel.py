@@ -17,8 +17,6 @@ model (not GATED) w2 is not read, and z2 and u2 are 1. With the dot loss e is v,
 the factors.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -420,17 +418,23 @@ def _planned(
 ) -> tuple[_launch.Pass, _launch.Pass]:
     """Passes over k and v, and over q, for tokens of these strides; backward passes with dO."""
     gpu = _launch.gpu(_NAME, dtype, device)
+    kernels, way, queries = (_step, _read), '', {'q': q}
+    if do is not None:
+        kernels, way, queries = (_step_backward, _read_backward), '_backward', {'do': do, 'q': q}
+    step, read = (
+        {**config(name + way, dtype, shape[-1], l2, gpu), 'GATED': gated}
+        for name in ('step', 'read')
+    )
+    return (
+        _launch.over_heads(kernels[0], shape, {**step, 'L2': l2}, k=k, v=v),
+        _launch.over_heads(kernels[1], shape, read, **queries),
+    )
 
-    def options(name: str) -> dict[str, Any]:
-        return {**config(name, dtype, shape[-1], l2, gpu), 'GATED': gated}
 
-    if do is None:
-        step, read = options('step'), options('read')
-        step = _launch.over_heads(_step, shape, {**step, 'L2': l2}, k=k, v=v)
-        return step, _launch.over_heads(_read, shape, read, q=q)
-    step, read = options('step_backward'), options('read_backward')
-    step = _launch.over_heads(_step_backward, shape, {**step, 'L2': l2}, k=k, v=v)
-    return step, _launch.over_heads(_read_backward, shape, read, do=do, q=q)
+def _padded(w1: Tensor, w2: Tensor, w3: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Weights of a size for which there are kernels."""
+    w1, w2 = _launch.pad(w1, w2, axes=2)
+    return w1, w2, None if w3 is None else _launch.pad(w3, axes=2)[0]
 
 
 def _stacked(w1: Tensor, w2: Tensor, w3: Tensor | None) -> Tensor:
@@ -456,8 +460,8 @@ def forward(
     """O `(B, N, H, d)` and G `(B, H, 2|3, d, d)`; arguments as the reference's."""
     batch, tokens, heads, dim = q.shape
     if dim not in _launch.DIMS:
-        weights = _launch.pad(*(w for w in (w1, w2, w3) if w is not None), axes=2)
-        o, g = forward(*_launch.pad(q, k, v), *(*weights, None)[:3], scale, loss)
+        q, k, v = _launch.pad(q, k, v)
+        o, g = forward(q, k, v, *_padded(w1, w2, w3), scale, loss)
         return _launch.unpad(o, width=dim)[0], _launch.unpad(g, width=dim, axes=2)[0]
     l2, weights = loss == 'l2', _stacked(w1, w2, w3)
     q, k, v = _launch.dense(q), _launch.dense(k), _launch.dense(v)
@@ -492,11 +496,12 @@ def backward(
     """dq, dk, dv `(B, N, H, d)`, dw1, dw2, dw3 `(H, d, d)`; arguments as the reference's."""
     dim = q.shape[-1]
     if dim not in _launch.DIMS:
-        *weights, g = _launch.pad(*(w for w in (w1, w2, w3, g) if w is not None), axes=2)
-        padded = *_launch.pad(do, q, k, v), *(*weights, None)[:3], g
-        dq, dk, dv, *dw = backward(*padded, scale, loss)
-        dw = [_launch.unpad(x, width=dim, axes=2)[0] if x.numel() else x for x in dw]
-        return *_launch.unpad(dq, dk, dv, width=dim), *dw
+        (do, q, k, v), (g,) = _launch.pad(do, q, k, v), _launch.pad(g, axes=2)
+        out = backward(do, q, k, v, *_padded(w1, w2, w3), g, scale, loss)
+        dq, dk, dv = _launch.unpad(*out[:3], width=dim)
+        dw1, dw2 = _launch.unpad(*out[3:5], width=dim, axes=2)
+        dw3 = out[5] if w3 is None else _launch.unpad(out[5], width=dim, axes=2)[0]
+        return dq, dk, dv, dw1, dw2, dw3
     l2, weights = loss == 'l2', _stacked(w1, w2, w3)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     do, q, k, v = _launch.dense(do), _launch.dense(q), _launch.dense(k), _launch.dense(v)
@@ -512,5 +517,5 @@ def backward(
         tensors = {'k': k, 'v': v, 'weights': weights.to(q.dtype), 'j': j, 'peak': peak}
         step.launch(**tensors, dk=dk, dv=dv, dw=dw_step, factor=factor)
         dw = dw.add_(_launch.add_up(dw_step)).view(g.shape)
-    dw1, dw2, *dw3 = (x.sum(0) for x in dw.unbind(2))
-    return dq, dk, dv, dw1, dw2, dw3[0] if dw3 else w1.new_empty(0)
+    dw1, dw2, *rest = (x.sum(0) for x in dw.unbind(2))
+    return dq, dk, dv, dw1, dw2, rest[0] if rest else w1.new_empty(0)
