@@ -26,6 +26,8 @@ def main() -> None:
     )
     add('--tta', action='store_true', help=help)
     add('--amp', action='store_true', help='run the backbone in mixed precision')
+    help = 'replay the backbone as a CUDA graph, where all images have one size: a classifier'
+    add('--cuda-graph', action='store_true', help=help)
     cli.add_exported(parser)
     cli.add_cfg_options(parser, 'test_dataloader.batch_size=4')
     cli.add_launcher(parser)

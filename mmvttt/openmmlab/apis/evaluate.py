@@ -8,6 +8,7 @@ from typing import Any
 from mmengine.config import Config, ConfigDict
 
 from mmvttt.checkpoints.read import read_content, require_same_classes
+from mmvttt.deploy.cuda_graph import replay_cuda_graph
 from mmvttt.errors import UsageError
 from mmvttt.outputs import check_new_file
 
@@ -31,6 +32,7 @@ def evaluate(
     show_dir: str | None = None,
     tta: bool = False,
     amp: bool = False,
+    cuda_graph: bool = False,
     file: str | os.PathLike[str] | None = None,
     **config_args: Any,
 ) -> dict[str, float]:
@@ -43,6 +45,8 @@ def evaluate(
         show_dir: A folder for pictures of the predictions.
         tta: See `enable_tta`.
         amp: Run the backbone in mixed precision, see `autocast_backbone`.
+        cuda_graph: Replay the backbone as a CUDA graph, see `replay_cuda_graph`; images have one
+            size.
         file: An `.onnx` or `.xml` of `tools/export.py` that predicts in place of the model, see
             `run_file`.
         config_args: See `load_config`.
@@ -57,8 +61,8 @@ def evaluate(
             meant.
         CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
     """
-    if file is not None and tta:
-        raise UsageError('a file predicts as it was exported: leave out --tta')
+    if file is not None and (tta or cuda_graph):
+        raise UsageError('a file predicts as it was exported: leave out --tta and --cuda-graph')
     cfg = load_config(config, needed=_NEEDED, **config_args)
     source = existing(checkpoint)
     cfg.load_from, cfg.resume = source, False
@@ -82,6 +86,8 @@ def evaluate(
         run_file(model, [part.pipeline.transforms for part in parts], file, amp)
     elif amp:
         autocast_backbone(model)
+    if cuda_graph:
+        replay_cuda_graph(model.get_submodule('backbone'))
     runner.test_evaluator.metrics += metrics
     return runner.test()
 
