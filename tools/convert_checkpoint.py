@@ -1,4 +1,4 @@
-"""Converts public ViT³, H-ViT³, T⁵, DiT³, DiT⁵ and DiT checkpoints to ours, or ours to public ones.
+"""Converts public ViT³, H-ViT³, T⁵, DiT³, DiT⁵ and DiT checkpoints to ours.
 
 example: python tools/convert_checkpoint.py vit3_small_public.pth vit3_small.pth
 """
@@ -12,8 +12,8 @@ def main() -> None:
     add = parser.add_argument
     add('source', help='a checkpoint of classification, detection or segmentation')
     add('target', type=cli.new_file, help='the file to write')
-    help = "diffusers: the names of diffusers' DiT, for DiT and DiT⁵"
-    add('--to', choices=('ours', 'public', 'diffusers'), default='ours', help=help)
+    help = "public: the authors' names, for DiT³, DiT⁵ and DiT"
+    add('--to', choices=('ours', 'public'), default='ours', help=help)
     help = "take the averaged weights (of EMA, or MESA's teacher)"
     add('--ema', action='store_true', help=help)
     help = (

@@ -1,6 +1,6 @@
-"""Checkpoints of other code to ours and back: ViT³, H-ViT³, T⁵, DiT³, DiT⁵ and DiT."""
+"""Checkpoints of other code to ours: ViT³, H-ViT³, T⁵, DiT³, DiT⁵ and DiT."""
 
-from .conversion import Conversion, to_ours, to_public
+from .conversion import Conversion, to_ours
 from .files import convert_checkpoint
 
-__all__ = ['Conversion', 'convert_checkpoint', 'to_ours', 'to_public']
+__all__ = ['Conversion', 'convert_checkpoint', 'to_ours']

@@ -1,4 +1,4 @@
-"""Checkpoints of DiT³, DiT⁵ and DiT to ours and back: their authors' names, and diffusers'."""
+"""Checkpoints of DiT³, DiT⁵ and DiT: the authors' names to ours and back, diffusers' to ours."""
 
 import re
 from collections.abc import Mapping
@@ -66,10 +66,7 @@ def dit_to_ours(weights: StateDict) -> Conversion:
         CheckpointError: The names are ours already, or the positions are not DiT's.
     """
     if _OURS in weights:
-        raise CheckpointError(
-            'These are mmvttt names already, which need no conversion to them: choose the other '
-            'direction.'
-        )
+        raise CheckpointError('These are mmvttt names already, which need no conversion to them.')
     if f'{PREFIX}{_DIFFUSERS}' in weights:
         weights = {name.removeprefix(PREFIX): value for name, value in weights.items()}
     if _DIFFUSERS in weights:
@@ -138,48 +135,6 @@ def latent_size(content: Any, weights: StateDict) -> int | None:
         return meta['sample_size']
     match = re.search(r'\bsample_size=(\d+)', str(meta.get('cfg', '')))
     return int(match[1]) if match else None
-
-
-def dit_to_diffusers(weights: StateDict) -> Conversion:
-    """Converts weights of a DiT, ours or the authors', for diffusers' `DiTTransformer2DModel`.
-
-    A DiT⁵ gets the names of that model after `mmvttt.linearize(model, 'dit5')`. Its embedding of
-    the time is the published one with `block.norm1.emb.time_proj.downscale_freq_shift = 0` in every
-    block and a `norm_eps` of 1e-6.
-
-    Raises:
-        CheckpointError: The weights are of another model, such as DiT³.
-    """
-    if _AUTHORS in weights:
-        conversion = dit_to_ours(weights)
-        if not conversion.complete:
-            return conversion
-        weights = conversion.weights
-    kind, _ = _require_ours(weights)
-    if kind == 'DiT3':
-        raise CheckpointError(
-            "diffusers has no DiT³: its names are for DiT's softmax attention. Build "
-            'mmvttt.models.generation.dit3.DiT3, which saves and loads as models of diffusers do.'
-        )
-    result = Conversion(kind)
-    for name, value in weights.items():
-        ours = name.removeprefix(PREFIX)
-        qkv = re.fullmatch(r'blocks\.(\d+)\.mixer\.qkv\.(\w+)', ours)
-        theirs = _rename(ours, 2)
-        if qkv:
-            block = f'transformer_blocks.{qkv[1]}.attn1'
-            for letter, part in zip('qkv', value.chunk(3), strict=True):
-                result.weights[f'{block}.to_{letter}.{qkv[2]}'] = part.clone()
-            result.matched[name] = f'{block}.to_{{q,k,v}}.{qkv[2]}'
-        elif theirs is None:
-            result.left_over.append(name)
-        else:
-            result.matched[name] = theirs
-            depth = _depth(weights, f'{PREFIX}blocks') if '*' in theirs else 1
-            for i in range(depth):
-                # safetensors refuses tensors that share their memory.
-                result.weights[theirs.replace('*', f'transformer_blocks.{i}')] = value.clone()
-    return result
 
 
 def _from_diffusers(weights: StateDict) -> Conversion:

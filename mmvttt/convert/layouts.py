@@ -18,9 +18,7 @@ from mmvttt.models.backbones import T5, HViT3, ViT3
 # Inner weights have one more dimension of size 1 there: images, or input channels per group.
 _EXTRA_DIMENSION = {'mixer.w1': 0, 'mixer.w2': 0, 'mixer.w3': 1}
 _EXTRA_DIMENSION |= {'inner.w1': 0, 'inner.w2': 0, 'inner.w3': 0}
-_PUBLIC_MARKS = ('blocks.0.attn.w1',)
-# Names in checkpoints of ViT³ and H-ViT³, and of T⁵.
-_OUR_MARKS = ('blocks.0.mixer.w1', 'blocks.0.mixer.inner.w1')
+_MARK = 'blocks.0.attn.w1'
 _DOWNSAMPLE = ('widen', 'halve', 'narrow')
 
 
@@ -48,31 +46,27 @@ class Layout:
         return {name: public_name(name) for name in self.model.state_dict()}
 
 
-def find_layout(weights: Mapping[str, Tensor], public: bool) -> Layout:
-    """The architecture of a whole state dict with public names or ours, by its shapes."""
-    marks = _PUBLIC_MARKS if public else _OUR_MARKS
-    marked = sorted((name for name in weights if name.endswith(marks)), key=len)
+def find_layout(weights: Mapping[str, Tensor]) -> Layout:
+    """The architecture of a whole state dict with public names, by its shapes."""
+    marked = sorted((name for name in weights if name.endswith(_MARK)), key=len)
     if not marked:
-        kind = 'public' if public else 'mmvttt'
         begin = sorted({'.'.join(name.split('.')[:2]) for name in weights})[:6]
         raise CheckpointError(
-            f'These are not the {kind} names of a ViT³, an H-ViT³ or a T⁵: none ends in '
-            f'{" or ".join(marks)}; names begin with {", ".join(begin)}. Give a checkpoint of one '
-            'of these models, or choose the other direction.'
+            f'These are not the public names of a ViT³, an H-ViT³ or a T⁵: none ends in {_MARK}; '
+            f'names begin with {", ".join(begin)}. Give a checkpoint of one of these models.'
         )
-    stem = next(marked[0].removesuffix(m) for m in marks if marked[0].endswith(m))
-    hierarchical = re.fullmatch(r'(.*?)(?:layers|stages)\.0\.', stem)
+    stem = marked[0].removesuffix(_MARK)
+    hierarchical = re.fullmatch(r'(.*?)layers\.0\.', stem)
     prefix = hierarchical[1] if hierarchical else stem
     inside = {n[len(prefix) :]: w for n, w in weights.items() if n.startswith(prefix)}
-    inner = 'attn' if public else 'mixer'
     try:
         with torch.device('meta'):
             if hierarchical:
-                model = _h_vit3(inside, inner, public)
+                model = _h_vit3(inside)
             elif 'pos_embed' in inside:
-                model = _t5(inside, public)
+                model = _t5(inside)
             else:
-                arch, patches = _plain_sizes(inside, f'blocks.0.{inner}.w1')
+                arch, patches = _plain_sizes(inside)
                 model = ViT3(arch, **patches)
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
@@ -82,42 +76,40 @@ def find_layout(weights: Mapping[str, Tensor], public: bool) -> Layout:
     return Layout(prefix, model)
 
 
-def _t5(weights: Mapping[str, Tensor], public: bool) -> T5:
+def _t5(weights: Mapping[str, Tensor]) -> T5:
     """The public models have SwiGLU or the two-layer model, with or without the convolutions."""
-    inner, conv = ('attn', 'attn.q_conv2d') if public else ('mixer.inner', 'mixer.q_conv')
-    arch, patches = _plain_sizes(weights, f'blocks.0.{inner}.w1')
+    arch, patches = _plain_sizes(weights)
     # All positions in a row, because a conversion does not resize.
     patch, count = patches['patch_size'], weights['pos_embed'].shape[1]
     mixer = dict(
-        inner=dict(type='SwiGLU' if f'blocks.0.{inner}.w3' in weights else 'MLP'),
-        locality='dwc_qk' if f'blocks.0.{conv}.weight' in weights else None,
+        inner=dict(type='SwiGLU' if 'blocks.0.attn.w3' in weights else 'MLP'),
+        locality='dwc_qk' if 'blocks.0.attn.q_conv2d.weight' in weights else None,
     )
     return T5(arch, mixer, img_size=(patch, count * patch), **patches)
 
 
-def _plain_sizes(weights: Mapping[str, Tensor], first: str) -> tuple[dict, dict]:
-    """The arch of a plain backbone, and its patch size; `first` is an inner weight of a block."""
+def _plain_sizes(weights: Mapping[str, Tensor]) -> tuple[dict, dict]:
+    """The arch of a plain backbone, and its patch size."""
     patch = weights['patch_embed.proj.weight']
     arch = dict(
         embed_dims=patch.shape[0],
         num_layers=_count(weights, r'blocks\.(\d+)\.'),
-        num_heads=weights[first].shape[-3],
+        num_heads=weights[_MARK].shape[-3],
         feedforward_channels=weights['blocks.0.mlp.fc1.weight'].shape[0],
     )
     return arch, dict(in_channels=patch.shape[1], patch_size=patch.shape[-1])
 
 
-def _h_vit3(weights: Mapping[str, Tensor], inner: str, public: bool) -> HViT3:
-    stages = 'layers' if public else 'stages'
-    count = _count(weights, rf'{stages}\.(\d+)\.')
-    first = [weights[f'{stages}.{s}.blocks.0.{inner}.w1'] for s in range(count)]
-    maps = {int(m[1]) for n in weights if (m := re.match(r'norms?\.?(\d+)\.', n))}
-    stem = weights['patch_embed.conv.0.conv.weight' if public else 'stem.0.conv.weight']
+def _h_vit3(weights: Mapping[str, Tensor]) -> HViT3:
+    count = _count(weights, r'layers\.(\d+)\.')
+    first = [weights[f'layers.{s}.{_MARK}'] for s in range(count)]
+    maps = {int(m[1]) for n in weights if (m := re.match(r'norm(\d+)\.', n))}
+    stem = weights['patch_embed.conv.0.conv.weight']
     options: dict = dict(out_indices=sorted(maps)) if maps else dict(out_type='avg_featmap')
     return HViT3(
         dict(
             embed_dims=tuple(w.shape[-3] * w.shape[-1] for w in first),
-            depths=tuple(_count(weights, rf'{stages}\.{s}\.blocks\.(\d+)\.') for s in range(count)),
+            depths=tuple(_count(weights, rf'layers\.{s}\.blocks\.(\d+)\.') for s in range(count)),
             num_heads=tuple(w.shape[-3] for w in first),
         ),
         in_channels=stem.shape[1],

@@ -120,7 +120,7 @@ def test_size_of_the_positions(tmp_path: Path, capsys: pytest.CaptureFixture) ->
 
 
 @pytest.mark.parametrize('kind', ['DiT', 'DiT5'])
-def test_diffusers_dit_is_the_same_model_and_back(kind: str, tmp_path: Path) -> None:
+def test_diffusers_dit_is_the_same_model(kind: str, tmp_path: Path) -> None:
     """DiT, or diffusers' DiT made linear, with the embedders of all blocks alike."""
     torch.manual_seed(0)
     options = dict(sample_size=12, num_embeds_ada_norm=CLASSES, norm_eps=1e-6)
@@ -138,12 +138,6 @@ def test_diffusers_dit_is_the_same_model_and_back(kind: str, tmp_path: Path) -> 
     assert result.name == kind
     model = built(kind)
     model.load_state_dict(ours(tmp_path / 'ours.pth'))
-    back = convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'back.safetensors', to='diffusers')
-    assert back.complete
-    again = read_weights(tmp_path / 'back.safetensors')
-    assert set(again) == set(theirs.state_dict())
-    for name, value in theirs.state_dict().items():
-        assert torch.equal(again[name], value), name
     latents = torch.randn(3, 4, 12, 12, dtype=torch.float64, requires_grad=True)
     args = latents, torch.tensor([0, 437, 999]), torch.tensor([0, 4, 5])
     outs = [net.double().eval()(*args).sample for net in (model, theirs)]
