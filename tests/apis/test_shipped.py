@@ -1,9 +1,8 @@
-"""Shipped weights in OpenMMLab: `mmvttt://NAME` in configs and loaders, by name in inferencers."""
+"""Shipped weights in OpenMMLab: `mmvttt://NAME` in configs and loaders."""
 
 from pathlib import Path
 
 import cv2
-import mmpretrain
 import numpy as np
 import pytest
 import torch
@@ -68,14 +67,6 @@ def test_the_source_of_a_linear_model_comes_with_the_package() -> None:
         assert torch.equal(
             part.blocks[5].mlp.fc1.weight, weights['backbone.blocks.5.mlp.fc1.weight'].float()
         )
-
-
-def test_the_hub_of_mmpretrain_knows_our_models() -> None:
-    with torch.device('meta'):
-        model = mmpretrain.get_model('vittt_t_in1k')
-    assert sum(p.numel() for p in model.parameters()) == 6976240
-    assert {'vittt_t_in1k', 'resnet50_8xb32_in1k'} <= set(mmpretrain.list_models())
-    require_loaded(mmpretrain.get_model(NAME, pretrained=True), NAME)
 
 
 @every_classifier

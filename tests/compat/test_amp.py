@@ -5,16 +5,7 @@ import torch
 from mmengine.optim import AmpOptimWrapper
 
 
-def wrapper(model: torch.nn.Module, **kwargs: object) -> AmpOptimWrapper:
-    return AmpOptimWrapper(optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **kwargs)
-
-
-@pytest.fixture(autouse=True)
-def _without_gpu() -> None:
-    if torch.cuda.is_available():
-        pytest.skip('there is a GPU here: mmengine needs no patch')
-
-
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there mmengine needs no patch')
 @pytest.mark.parametrize('loss_scale', ['dynamic', 512.0, dict(init_scale=512.0)])
 def test_steps_in_bf16_like_fp32(loss_scale: object) -> None:
     torch.manual_seed(0)
@@ -22,7 +13,8 @@ def test_steps_in_bf16_like_fp32(loss_scale: object) -> None:
     x = torch.randn(7, 5)
     (grad,) = torch.autograd.grad(model(x).sum(), model.weight)
     before = model.weight.detach().clone()
-    optim = wrapper(model, loss_scale=loss_scale)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optim = AmpOptimWrapper(optimizer=sgd, loss_scale=loss_scale)
     with optim.optim_context(model):
         out = model(x)
     assert out.dtype == torch.bfloat16

@@ -63,33 +63,24 @@ def test_missing_packages(package: str) -> None:
 def test_forks_get_their_names_only_instead_of_the_originals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = dict(MODULE2PACKAGE)
-    try:
-        monkeypatch.setattr(configs, '_replace_everywhere', lambda *_: None)
-        monkeypatch.setattr(configs.distributions, 'is_installed', lambda name: True)
-        configs.name_packages()
-        assert before == MODULE2PACKAGE
-
-        monkeypatch.setattr(
-            configs.distributions, 'is_installed', lambda name: name.startswith('onedl-')
-        )
-        configs.name_packages()
-        assert MODULE2PACKAGE['mmseg'] == 'onedl-mmsegmentation'
-        assert MODULE2PACKAGE['mmdet'] == 'onedl-mmdetection'
-        assert MODULE2PACKAGE['mmvttt'] == 'mmvttt'
-    finally:
-        MODULE2PACKAGE.update(before)
+    monkeypatch.setattr(configs, 'MODULE2PACKAGE', table := dict(MODULE2PACKAGE))
+    monkeypatch.setattr(configs, '_replace_everywhere', lambda *_: None)
+    monkeypatch.setattr(configs.distributions, 'is_installed', lambda name: True)
+    configs.name_packages()
+    assert table == MODULE2PACKAGE
+    monkeypatch.setattr(configs.distributions, 'is_installed', lambda n: n.startswith('onedl-'))
+    configs.name_packages()
+    names = [table[module] for module in ('mmseg', 'mmdet', 'mmvttt')]
+    assert names == ['onedl-mmsegmentation', 'onedl-mmdetection', 'mmvttt']
 
 
 def test_look_ups_that_need_no_pkg_resources_are_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def is_installed(package: str) -> bool:
-        return True
-
-    monkeypatch.setattr(mmengine.utils.package_utils, 'is_installed', is_installed)
+    own = mmengine.utils.package_utils
+    monkeypatch.setattr(own, 'is_installed', look_up := lambda package: True)
     assert configs.find_packages_by_import() is not None
-    assert mmengine.utils.package_utils.is_installed is is_installed
+    assert own.is_installed is look_up
 
 
 def test_unknown_config_names_a_close_one() -> None:

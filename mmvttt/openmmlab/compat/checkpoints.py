@@ -8,7 +8,6 @@ mmengine.
 
 from __future__ import annotations
 
-import logging
 from functools import wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from mmengine.fileio import LocalBackend
     from mmengine.infer import BaseInferencer
     from mmengine.logging import HistoryBuffer
-    from mmengine.visualization import LocalVisBackend
     from torch import nn
 
 
@@ -131,20 +129,3 @@ def write_whole_files() -> None:
 
     replace(LocalBackend, 'put', lambda _, obj, filepath: write_whole(filepath, obj))
     replace(LocalBackend, 'put_text', put_text)
-
-
-def log_without_room() -> None:
-    """Makes mmengine's local curves report failed writes, and continue."""
-    from mmengine.logging import print_log
-    from mmengine.visualization.vis_backend import LocalVisBackend
-
-    original = LocalVisBackend._dump
-
-    @wraps(original)
-    def dump(self: LocalVisBackend, *args: Any, **kwargs: Any) -> None:
-        try:
-            original(self, *args, **kwargs)
-        except OSError as error:
-            print_log(f'the curves cannot be written: {error}', 'current', logging.WARNING)
-
-    replace(LocalVisBackend, '_dump', dump)
