@@ -16,10 +16,9 @@ def main() -> None:
     add('out', type=cli.new_file, help='the new file; its hash is added to the name')
     add('--prefix', default='', help="keep what is under it, e.g. 'backbone.'")
     add('--half', action='store_true', help='store fp32 weights as fp16')
-    add('--key', help="entry that holds the weights, e.g. 'teacher'")
     args = parser.parse_args()
     with cli.plain_errors():
-        path = publish_checkpoint(args.checkpoint, args.out, args.prefix, args.half, args.key)
+        path = publish_checkpoint(args.checkpoint, args.out, args.prefix, args.half)
     print(f'{path}: {path.stat().st_size / 2**20:.1f} MiB')
 
 

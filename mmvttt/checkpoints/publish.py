@@ -61,7 +61,6 @@ def publish_checkpoint(
     out: str | os.PathLike[str],
     prefix: str = '',
     half: bool = False,
-    key: str | None = None,
 ) -> Path:
     """Writes the weights without optimizer, history and other records of the run.
 
@@ -75,7 +74,6 @@ def publish_checkpoint(
         prefix: Keep only tensors with this prefix, and remove it: `'backbone.'` for a bare
             backbone.
         half: Whether to store fp32 weights as fp16; tensors with larger numbers stay.
-        key: Entry of the file with the weights; see `read_weights`.
 
     Returns:
         The file written. A .pth is read with `weights_only=True`.
@@ -90,7 +88,7 @@ def publish_checkpoint(
             f'the new checkpoint {os.fspath(out)!r} must end in {" or ".join(_SUFFIXES)}'
         )
     content = read_content(path)
-    weights = named_tensors(content, os.fspath(path), key=key)
+    weights = named_tensors(content, os.fspath(path))
     published = under(weights, prefix)
     if not published:
         heads = sorted({name.partition('.')[0] + '.' for name in weights})
