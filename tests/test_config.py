@@ -107,9 +107,9 @@ def test_an_option_that_nothing_reads_is_a_sentence(option: str, words: str) -> 
 
 def test_options_that_are_read_are_taken() -> None:
     pytest.importorskip('mmdet')
-    options = {'skip_bad_samples': 3, 'test_dataloader.dataset.pipeline.1.scale': (640, 480)}
+    options = {'compile': False, 'test_dataloader.dataset.pipeline.1.scale': (640, 480)}
     cfg = load_config('maskrcnn_vittt_t_1x', cfg_options=options)
-    assert cfg.skip_bad_samples == 3
+    assert cfg.compile is False
     assert cfg.test_dataloader.dataset.pipeline[1].scale == (640, 480)
 
 

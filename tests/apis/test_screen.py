@@ -43,7 +43,7 @@ def test_plain_leaves_the_config_as_it_is(run: Callable) -> None:
     plain = run('train', work_dir='plain', plain=True, cfg_options={'train_cfg.max_epochs': 1})
     safe = run('train', work_dir='safe', cfg_options={'train_cfg.max_epochs': 1})
     names = [{type(h).__name__: type(h).__module__ for h in r.hooks} for r in (plain, safe)]
-    assert {'AnomalyHook', 'TopologyHook'} <= set(names[1]) - set(names[0])
+    assert 'AnomalyHook' in set(names[1]) - set(names[0])
     assert names[0]['CheckpointHook'].startswith('mmengine')
     assert names[1]['CheckpointHook'].startswith('mmvttt')
 

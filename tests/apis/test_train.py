@@ -20,7 +20,7 @@ from mmvttt.errors import CheckpointMismatchError, UsageError
 from mmvttt.openmmlab.apis.evaluate import _dump, enable_tta, evaluate, show_predictions
 from mmvttt.openmmlab.apis.train import enable_amp
 from mmvttt.openmmlab.config import load_config
-from mmvttt.openmmlab.reliability import AnomalyHook, TopologyHook, add_protection
+from mmvttt.openmmlab.reliability import AnomalyHook, add_protection
 
 
 def state(runner: object) -> dict[str, torch.Tensor]:
@@ -93,14 +93,14 @@ def test_what_a_config_has_stays_with_a_warning(monkeypatch: pytest.MonkeyPatch)
             train_cfg=dict(type='MyLoop'),
             train_dataloader=dict(dataset=dict(), sampler=dict()),
             default_hooks=dict(checkpoint=dict(type=MyCheckpointHook)),
-            custom_hooks=[dict(type=AnomalyHook), TopologyHook()],
+            custom_hooks=[dict(type=AnomalyHook)],
         )
     )
     add_protection(cfg)
     assert cfg.train_cfg.type == 'MyLoop'
     assert cfg.default_hooks.checkpoint.type is MyCheckpointHook
     assert messages[0].startswith('default_hooks.checkpoint is a MyCheckpointHook, which is kept')
-    assert len(cfg.custom_hooks) == 2
+    assert len(cfg.custom_hooks) == 1
     # mmengine's own, as a pure-Python config is dumped; and one that is switched off on purpose.
     cfg.default_hooks.checkpoint = dict(type='mmengine.hooks.CheckpointHook')
     cfg.train_cfg.type = 'mmengine.runner.EpochBasedTrainLoop'

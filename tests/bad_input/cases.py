@@ -1,54 +1,17 @@
 """Shared parts of the tests of bad input: runs of generated cases, and what a clear error is."""
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-# A case that takes so long hangs: the slowest takes about a second.
-_HANG_S = 100
-
 
 def run_cases(values: st.SearchStrategy, check: Callable[[Any], None], examples: int) -> None:
-    """Calls `check` with up to so many generated values, the same in every run of the tests.
-
-    At least half as many must be distinct: a strategy may have fewer to give, or repeat itself.
-    """
-    ran = set()
-
-    @settings(
-        derandomize=True,
-        deadline=None,
-        database=None,
-        max_examples=examples,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(values)
-    def run(value: Any) -> None:
-        ran.add(repr(value))
-        with _no_hang():
-            check(value)
-
-    run()
-    assert 2 * len(ran) >= examples, f'{len(ran)} distinct cases: {sorted(ran)}'
-
-
-@contextmanager
-def _no_hang() -> Iterator[None]:
-    def stop(*_: object) -> None:
-        raise TimeoutError(f'the case has taken {_HANG_S} s')
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(_HANG_S)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+    """Calls `check` with up to so many generated values, the same in every run of the tests."""
+    options = dict(derandomize=True, deadline=None, database=None, max_examples=examples)
+    settings(**options, suppress_health_check=list(HealthCheck))(given(values)(check))()
 
 
 def refused(call: Callable[[], Any], *words: str, kind: Any = (ValueError, TypeError)) -> None:

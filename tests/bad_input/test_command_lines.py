@@ -1,7 +1,6 @@
 """Options and folders that ended in a traceback, or in silence: one sentence, or what was meant."""
 
 import argparse
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,14 +41,6 @@ def test_values_of_options(given: str, value: object) -> None:
 def test_an_unknown_option_of_the_checkpoint_hook_is_a_sentence() -> None:
     with pytest.raises(TypeError, match=r'^CheckpointHook has no option intervall; allowed'):
         HOOKS.build(dict(type='mmvttt.CheckpointHook', intervall=3))
-
-
-@pytest.mark.parametrize('make', [os.mkdir, os.mkfifo])
-def test_what_is_no_file_as_last_checkpoint(run: Callable, make: Callable) -> None:
-    os.mkdir('w')
-    make('w/last_checkpoint')
-    with pytest.raises(UsageError, match=r"'w/last_checkpoint' is not a regular file.*--work-dir"):
-        run('train', work_dir='w')
 
 
 def test_resume_in_an_empty_folder_begins_from_load_from(run: Callable) -> None:

@@ -31,17 +31,18 @@ def steps(ranks: list[dict]) -> list[list[int]]:
 
 
 @pytest.fixture(scope='module')
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The work directory of an undisturbed run on two nodes, and what they have written."""
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The work directory of an undisturbed run on two nodes."""
     folder = tmp_path_factory.mktemp('nodes')
     args = ('--work-dir', str(folder / 'whole'), '--auto-scale-lr')
-    return folder / 'whole', run_nodes(CONFIG, folder, *args)
+    run_nodes(CONFIG, folder, *args)
+    return folder / 'whole'
 
 
 def test_two_nodes_train_as_one_process_does(
-    whole: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranks = kept(whole[0], 4)
+    ranks = kept(whole, 4)
     require_equal_weights(ranks)
     # Each epoch shows each of the 64 samples to one rank, once.
     assert all(len(batch) == 4 for rank in ranks for batch in rank['seen'])
@@ -65,13 +66,10 @@ def test_two_nodes_train_as_one_process_does(
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_resume_goes_on_exactly_however_nodes_find_each_other(
-    whole: tuple[Path, list[str]], tmp_path: Path
-) -> None:
+def test_resume_goes_on_exactly_however_nodes_find_each_other(whole: Path, tmp_path: Path) -> None:
     """From the middle of an epoch too, and by c10d rendezvous, where nodes have no NODE_RANK."""
-    work_dir, _ = whole
-    resume = ('--resume', str(work_dir / 'epoch_1.pth'), '--auto-scale-lr')
+    resume = ('--resume', str(whole / 'epoch_1.pth'), '--auto-scale-lr')
     run_nodes(CONFIG, tmp_path, '--work-dir', str(tmp_path / 'rest'), *resume, ranks=False)
     ranks = kept(tmp_path / 'rest', 4)
     require_equal_weights(ranks)
-    require_same_from(4, kept(work_dir, 4), ranks)
+    require_same_from(4, kept(whole, 4), ranks)

@@ -3,7 +3,6 @@
 import copyreg
 import io
 import pickle
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -167,20 +166,12 @@ def test_a_curve_brings_no_functions() -> None:
     assert loaded.values.tolist() == [1.0, 3.0]
 
 
-@pytest.fixture
-def originals_too() -> Iterator[None]:
-    """torch's list after the advice that people give each other."""
-    extra = [getattr, np.ndarray, np.dtype, RECONSTRUCT, SCALAR, HistoryBuffer, type(DOUBLE)]
-    before = torch.serialization.get_safe_globals()
-    torch.serialization.add_safe_globals([*extra, type(np.dtype('i8'))])
-    yield
-    torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals(before)
-
-
-def test_the_user_s_own_list_does_no_harm(originals_too: None) -> None:
+def test_the_user_s_own_list_does_no_harm() -> None:
     """Which of two entries of a name counts, torch leaves to chance."""
-    loaded = through_file(dict(curve=HistoryBuffer([1.0, 3.0], [1, 1]), a=np.arange(3)))
+    # torch's list after the advice that people give each other.
+    extra = [getattr, np.ndarray, np.dtype, RECONSTRUCT, SCALAR, HistoryBuffer, type(DOUBLE)]
+    with torch.serialization.safe_globals([*extra, type(np.dtype('i8'))]):
+        loaded = through_file(dict(curve=HistoryBuffer([1.0, 3.0], [1, 1]), a=np.arange(3)))
     curve = loaded['curve']
     values = curve.data[0] if isinstance(curve, HistoryBuffer) else curve.values
     assert values.tolist() == [1.0, 3.0]

@@ -26,7 +26,6 @@ from mmvttt.openmmlab.reliability import (
     make_exact,
     settings,
 )
-from mmvttt.openmmlab.reliability.exact_resume import unsaved_state
 from mmvttt.openmmlab.reliability.resume import latest_checkpoint
 
 EPOCHS = {'train_cfg.max_epochs': 3}
@@ -122,19 +121,28 @@ def test_a_data_error_keeps_the_steps_before_it(
     assert_same_end('parts', 'whole')
 
 
-def test_a_validation_that_a_stop_has_swallowed_is_made_up_for(run: Callable) -> None:
+def test_a_validation_that_a_kill_has_swallowed_is_made_up_for(
+    run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     best = {
         **EPOCHS,
-        'default_hooks.checkpoint.interval': 2,
         'default_hooks.checkpoint.save_best': 'mse',
         'default_hooks.checkpoint.rule': 'less',
     }
     run('train', config='noisy', work_dir='whole', seed=1, cfg_options=best)
-    # The model holds the averaged weights then.
-    stop = {'custom_hooks': [EMA, dict(type='Terminate', val_step=2)]}
-    with pytest.raises(Preempted):
-        run('train', config='noisy', work_dir='parts', seed=1, cfg_options={**best, **stop})
-    assert [p.name for p in Path('parts').glob('*.pth')] == ['iter_6.pth']
+    import tiny
+
+    compute = tiny.TinyError.compute_metrics
+
+    def die_in_the_second_epoch(self: object, results: list) -> dict:
+        if Path('parts/epoch_2.pth').exists():
+            raise KeyboardInterrupt
+        return compute(self, results)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny.TinyError, 'compute_metrics', die_in_the_second_epoch)
+        with pytest.raises(KeyboardInterrupt):
+            run('train', config='noisy', work_dir='parts', seed=1, cfg_options=best)
     rest = run('train', config='noisy', work_dir='parts', resume='auto', cfg_options=best)
     assert_same_end('parts', 'whole')
     curves = [last(d)['message_hub']['log_scalars']['val/mse'].data[0] for d in ('whole', 'parts')]
@@ -177,18 +185,9 @@ class MyLoop(EpochBasedTrainLoop):
     """Does unknown things."""
 
 
-def test_state_that_no_checkpoint_has() -> None:
-    augments = [dict(type='mmdet.BatchSyncRandomResize', random_size_range=(32, 64))]
-    assert 'of BatchSyncRandomResize has the size' in unsaved_state(
-        dict(type='mmdet.YOLOX', data_preprocessor=dict(batch_augments=augments))
-    )
-    assert unsaved_state(dict(type='A', backbone=dict(type=int, sizes=(1, [2])))) is None
-
-
 @pytest.mark.parametrize(
     ('changes', 'reason'),
     [
-        (dict(train_cfg=dict(type='MyLoop')), "its loop is 'MyLoop', and EpochBasedTrainLoop"),
         (dict(train_cfg=dict(type=MyLoop)), "its loop is 'MyLoop', and EpochBasedTrainLoop"),
         (dict(train_dataloader=dict(dataset=[1], sampler=dict())), 'data set or sampler'),
         (dict(train_dataloader=None), 'data loader or loop'),
@@ -280,7 +279,7 @@ def test_batches_from_any_step(drop_last: bool) -> None:
 PICTURES = {'train_dataloader.dataset.type': 'NoisyPictures', 'train_dataloader.num_workers': 2}
 
 
-def test_an_image_that_cannot_be_read_is_named_or_left_out(run: Callable) -> None:
+def test_an_image_that_cannot_be_read_is_named(run: Callable) -> None:
     from PIL import Image
 
     Path('set').mkdir()
@@ -288,9 +287,8 @@ def test_an_image_that_cannot_be_read_is_named_or_left_out(run: Callable) -> Non
         Image.new('RGB', (4, 4), (number, 0, 0)).save(f'set/{number}.png')
     options = {**PICTURES, 'train_cfg.max_epochs': 1, 'randomness.seed': 0}
     before = set(multiprocessing.active_children())
-    for bad in (3, 4):
-        Path(f'set/{bad}.png').write_bytes(b'')
-    message = r"'set/[34]\.png' is among the empty images; tools/check_data\.py names all"
+    Path('set/3.png').write_bytes(b'')
+    message = r"'set/3\.png' is among the empty images; tools/check_data\.py names all"
     held_out = {'val_dataloader.dataset.type': 'NoisyPictures', 'train_cfg.max_epochs': 1}
     with pytest.raises(DataError, match=message):
         run('train', config='noisy', work_dir='v', cfg_options=held_out)
@@ -298,14 +296,6 @@ def test_an_image_that_cannot_be_read_is_named_or_left_out(run: Callable) -> Non
         run('train', config='noisy', work_dir='a', cfg_options=options)
     # Though the error still holds what they were reading for.
     assert not set(multiprocessing.active_children()) - before
-    options['skip_bad_samples'] = 2
-    seen = [run('train', config='noisy', work_dir=d, cfg_options=options).model.seen for d in 'bc']
-    # The next one that is good, the same each time.
-    assert seen[0] == seen[1]
-    assert sorted(seen[0]) == [0, 1, 2, 5, 5, 5, *range(6, 22)]
-    Path('set/7.png').write_bytes(b'no image')
-    with pytest.raises(DataError, match=r'is among the .* \(2 others were skipped\)'):
-        run('train', config='noisy', work_dir='d', cfg_options=options)
 
 
 def test_other_pictures_of_the_same_names_are_refused(run: Callable) -> None:

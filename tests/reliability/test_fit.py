@@ -72,11 +72,16 @@ def test_what_cannot_be_continued_is_refused(trained: Callable) -> None:
     assert 'Epoch(train)' not in log()
 
 
-def test_one_warning_names_every_other_setting(trained: Callable) -> None:
+def test_warnings_name_every_other_setting(trained: Callable) -> None:
+    trained(**{'train_cfg.max_epochs': 1})
+    assert 'keeps the settings' not in log()
+    assert 'settings of the resumed' not in log()
     changes = {
         'custom_hooks.0.momentum': 0.2,
         'optim_wrapper.clip_grad': dict(max_norm=1.0),
         'optim_wrapper.accumulative_counts': 2,
+        'optim_wrapper.optimizer.lr': 0.5,
+        'param_scheduler.T_max': 4,
         'train_dataloader.sampler.shuffle': False,
         'train_dataloader.num_workers': 1,
     }
@@ -91,20 +96,9 @@ def test_one_warning_names_every_other_setting(trained: Callable) -> None:
     ):
         assert named in line
     assert 'num_workers' not in line
-
-
-def test_settings_that_a_resume_keeps_are_said(trained: Callable) -> None:
-    trained(**{'optim_wrapper.optimizer.lr': 0.5, 'param_scheduler.T_max': 4})
     (line,) = [x for x in log().splitlines() if 'keeps the settings of the checkpoint' in x]
     assert 'optim_wrapper.optimizer.lr: 0.01 (config: 0.5)' in line
     assert 'param_scheduler.T_max: 3 (config: 4)' in line
-    assert 'load_from=CHECKPOINT without --resume' in line
-
-
-def test_the_same_training_says_nothing(trained: Callable) -> None:
-    trained(**{'train_cfg.max_epochs': 1})
-    assert 'keeps the settings' not in log()
-    assert 'settings of the resumed' not in log()
 
 
 def test_settings_that_end_like_a_place_are_none() -> None:
@@ -114,3 +108,22 @@ def test_settings_that_end_like_a_place_are_none() -> None:
         'config.model.backbone.drop_path': '0.1',
         'config.model.backbone.max_per_img': '100',
     }
+
+
+@pytest.mark.parametrize(
+    ('counts', 'scaled', 'words'),
+    [
+        (2, False, None),
+        (1, False, 'rate 0.05 is meant for 8 images a step, but this run has 4: without --auto'),
+        (1, True, None),
+        # mmengine's scaling does not know of the accumulation.
+        (2, True, 'rate 0.025 is meant for 4 images a step, but this run has 8: without --auto'),
+    ],
+)
+def test_a_rate_for_another_batch(
+    run: Callable, counts: int, scaled: bool, words: str | None
+) -> None:
+    options = {'train_cfg.max_epochs': 1, 'optim_wrapper.accumulative_counts': counts}
+    run('train', work_dir='b', auto_scale_lr=scaled, cfg_options=options)
+    assert ('is meant for' in log()) == (words is not None)
+    assert (words or '') in log()

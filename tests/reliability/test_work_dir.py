@@ -11,7 +11,6 @@ from mmengine.fileio import LocalBackend
 
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.reliability.resume import why_not_resumable
 
 TRAININGS = Path(__file__).parents[1] / 'trainings'
 TRAIN = TRAININGS.parents[1] / 'tools' / 'train.py'
@@ -58,7 +57,7 @@ def test_mmengine_writes_whole_files(tmp_path: Path) -> None:
 
 def test_a_work_dir_that_is_a_file(run: Callable) -> None:
     Path('a').touch()
-    with pytest.raises(UsageError, match=r"/a', which is not a folder: give another path"):
+    with pytest.raises(UsageError, match=r"/a' \(File exists\): give another --work-dir"):
         run('train', config='noisy', work_dir='a')
 
 
@@ -88,29 +87,6 @@ def test_a_read_only_disk(tmp_path: Path) -> None:
     output = on_a_disk(
         tmp_path, '1m', 'mkdir disk/a; mount -o remount,ro disk; $TRAIN; echo status $?'
     )
-    assert "/disk/a', which is read-only" in output
+    assert "/disk/a' (Read-only file system)" in output
     assert output.endswith('status 1\n')
     assert 'Traceback' not in output
-
-
-@pytest.mark.stress
-def test_a_full_disk_does_not_end_a_training(tmp_path: Path) -> None:
-    """It ends the last checkpoint of all; with more room the training continues."""
-    options = '--cfg-options model.width=1000 train_cfg.max_epochs'
-    output = on_a_disk(
-        tmp_path,
-        '1m',
-        f'$TRAIN {options}=8; echo status $?; mount -o remount,size=50m disk; '
-        f'$TRAIN --resume {options}=8; echo status $?; ls -A disk/a; cp -r disk/a kept',
-    )
-    first, second, listed = output.split('status ')
-    assert 'no checkpoint could be written to' in first
-    assert 'the last good one is' in first
-    assert 'Epoch(train) [8]' in first
-    assert 'error: the last checkpoint could not be written' in first
-    assert second.startswith('1\n')
-    assert listed.startswith('0\n')
-    assert 'partial' not in listed
-    good = list((tmp_path / 'kept').glob('*.pth'))
-    assert tmp_path / 'kept' / 'epoch_8.pth' in good
-    assert [why_not_resumable(path) for path in good] == [None] * len(good)

@@ -80,33 +80,14 @@ class Spoil(Hook):
 
 @HOOKS.register_module(force=True)
 class Terminate(Hook):
-    """Sends a signal in a training step (counted from 1), or in a validation step.
-
-    To this process, `times` times, or to its whole group.
-    """
+    """Sends a signal in a training step (counted from 1), to this process or its whole group."""
 
     def __init__(
-        self,
-        step: int = 0,
-        val_step: int = 0,
-        sent: str = 'SIGTERM',
-        times: int = 1,
-        group: bool = False,
+        self, step: int, sent: str = 'SIGTERM', times: int = 1, group: bool = False
     ) -> None:
-        self.step = step
-        self.val_step = val_step
+        self.step, self.times, self.group = step, times, group
         self.number = signal.Signals[sent]
-        self.times = times
-        self.group = group
 
     def before_train_iter(self, runner: object, *_: object, **__: object) -> None:
-        if runner.iter + 1 == self.step:
-            self._send()
-
-    def after_val_iter(self, runner: object, batch_idx: int, *_: object, **__: object) -> None:
-        if batch_idx + 1 == self.val_step:
-            self._send()
-
-    def _send(self) -> None:
-        for _ in range(self.times):
+        for _ in range(self.times if runner.iter + 1 == self.step else 0):
             os.kill(0 if self.group else os.getpid(), self.number)

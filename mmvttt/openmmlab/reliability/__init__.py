@@ -6,7 +6,6 @@ from .exact_resume import ExactBatchSampler, ExactEpochLoop, ExactIterLoop, make
 from .protect import Start, add_protection, protect_config, protect_runner
 from .seeded_dataset import SeededDataset
 from .signals import Preempted
-from .topology_hook import TopologyHook
 
 __all__ = [
     'AnomalyError',
@@ -18,7 +17,6 @@ __all__ = [
     'Preempted',
     'SeededDataset',
     'Start',
-    'TopologyHook',
     'add_protection',
     'make_exact',
     'protect_config',

@@ -1,17 +1,14 @@
-"""Stops a training at a non-finite loss before the weights are updated, and names its origin.
-
-At that step images, weights and random numbers are still available: the forward is repeated with
-hooks on every module (`nonfinite.py`).
-"""
+"""Stops a training at a non-finite loss before the weights are updated, and names its images."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from mmengine.dist import all_gather, barrier, get_rank, get_world_size
+from mmengine.dist import all_gather, barrier, get_world_size
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
@@ -21,15 +18,7 @@ from mmvttt.arguments import check_int
 
 from ..registry import HOOKS
 from ..unwrap import bare_model
-from .nonfinite import (
-    bad_inputs,
-    bad_weights,
-    first_bad_module,
-    image_names,
-    loss_terms,
-    random_state,
-    total_loss,
-)
+from .nonfinite import bad_inputs, bad_weights, image_names, loss_terms, total_loss
 
 # Steps between two checks of losses on a GPU.
 _GPU_INTERVAL = 10
@@ -53,8 +42,8 @@ class AnomalyHook(Hook):
     """Ends the training on all ranks at a step whose loss is not finite.
 
     Checks the result of a model's forward with `mode='loss'`, when the weights are still unchanged.
-    The error names the step, the rank, the terms of the loss, the images of the batch, and the
-    first non-finite value: a weight, an image, a module or the loss itself.
+    The error names the step, the rank, the terms of the loss, the images of the batch, and
+    non-finite weights or images.
 
     Reading a number from a GPU waits for all work before it, so the backward would start on an idle
     device. There the losses stay on the device, and are read every `interval` steps and before a
@@ -75,16 +64,12 @@ class AnomalyHook(Hook):
         self._text = ''
         # Steps since the last check.
         self._steps: list[_Step] = []
-        self._random: tuple[Any, ...] = ()
-        self._handles: list[Any] = []
+        self._handle: Any = None
 
     def before_train(self, runner: Runner) -> None:
         """Hooks into the model."""
         model = bare_model(runner.model)
-        self._handles = [
-            model.register_forward_pre_hook(self._remember, with_kwargs=True),
-            model.register_forward_hook(self._check, with_kwargs=True),
-        ]
+        self._handle = model.register_forward_hook(self._check, with_kwargs=True)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, *_: Any, **__: Any) -> None:
         """Formats the step as the log does."""
@@ -99,24 +84,34 @@ class AnomalyHook(Hook):
     def after_train(self, runner: Runner) -> None:
         """Checks a last time, and removes the hook."""
         self.require_finite()
-        self._release()
+        self._handle.remove()
 
-    def require_finite(self) -> None:
-        """Raises an AnomalyError on all ranks if a loss since the last check was not finite."""
-        if (first := self._first_bad()) is not None:
-            self._report_late(*first)
+    def require_finite(
+        self, latest: _Step | None = None, causes: Callable[[], Iterable[str]] = list
+    ) -> None:
+        """Raises an AnomalyError on all ranks if a loss since the last check was not finite.
 
-    def _report_late(self, step: _Step, rank: int) -> None:
-        images = f' Images of this batch: {", ".join(step.images)}.' if rank == get_rank() else ''
-        self._end(
-            f'{_describe(step, rank)}{images} The weights have been updated since then. To see '
-            'which module was the first, resume from the last checkpoint with '
-            "custom_hooks=[dict(type='mmvttt.AnomalyHook', interval=1)]."
-        )
-
-    def _remember(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
-        if model.training and kwargs.get('mode') == 'loss':
-            self._random = random_state()
+        `causes` describes what is not finite at the `latest` step, before its update.
+        """
+        if (first := self._first_bad()) is None:
+            return
+        step, rank = first
+        message = _describe(step, rank)
+        if not torch.isfinite(total_loss(step.terms)):
+            message += f' Images of this batch: {", ".join(step.images)}.'
+            if step is latest:
+                message = ' '.join([message, *causes()])
+        if step is not latest:
+            message += (
+                ' The weights have been updated since then. To see more, resume from the last '
+                "checkpoint with custom_hooks=[dict(type='mmvttt.AnomalyHook', interval=1)]."
+            )
+        self._handle.remove()
+        # To the log file too: ranks other than 0 show only errors on the screen.
+        print_log(message, 'current', logging.ERROR)
+        # The first rank to exit may end the others before they have reported.
+        barrier()
+        raise AnomalyError(message)
 
     def _check(self, model: nn.Module, args: tuple, kwargs: dict, losses: Any) -> None:
         if not model.training or kwargs.get('mode') != 'loss':
@@ -128,21 +123,10 @@ class AnomalyHook(Hook):
         step = _Step(self._text, terms, image_names(args, kwargs))
         self._steps.append(step)
         on_cpu = next(iter(terms.values())).device.type == 'cpu'
-        if len(self._steps) < (self.interval or (1 if on_cpu else _GPU_INTERVAL)):
-            return
-        if (first := self._first_bad()) is None:
-            return
-        if first[0] is not step:
-            self._report_late(*first)
-        message = _describe(*first)
-        self._release()
-        # On all ranks, because a forward may communicate.
-        module = first_bad_module(model, args, kwargs, self._random)
-        if not torch.isfinite(total_loss(terms)):
-            inputs = list(bad_inputs(args, kwargs, step.images))
-            images = f'Images of this batch: {", ".join(step.images)}.'
-            message = ' '.join([message, images, *bad_weights(model), *(inputs or [module])])
-        self._end(message)
+        if len(self._steps) >= (self.interval or (1 if on_cpu else _GPU_INTERVAL)):
+            self.require_finite(
+                step, lambda: [*bad_weights(model), *bad_inputs(args, kwargs, step.images)]
+            )
 
     def _first_bad(self) -> tuple[_Step, int] | None:
         """The first step with a non-finite loss, and its rank; the same on all ranks."""
@@ -156,19 +140,6 @@ class AnomalyHook(Hook):
             ((s, ranks.index(1)) for s, ranks in zip(steps, everywhere, strict=True) if any(ranks)),
             None,
         )
-
-    def _release(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    def _end(self, message: str) -> None:
-        self._release()
-        # To the log file too: ranks other than 0 show only errors on the screen.
-        print_log(message, 'current', logging.ERROR)
-        # The first rank to exit may end the others before they have reported.
-        barrier()
-        raise AnomalyError(message)
 
 
 def _describe(step: _Step, rank: int) -> str:

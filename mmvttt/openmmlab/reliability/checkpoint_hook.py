@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
 import uuid
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +14,6 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
 from mmvttt.checkpoints.atomic_write import PARTIAL, write_whole
-from mmvttt.errors import UsageError
 from mmvttt.version import __version__
 
 from ..registry import HOOKS
@@ -26,11 +21,8 @@ from .anomaly_hook import AnomalyError, AnomalyHook
 from .nonfinite import bad_weights
 from .resume import RUN_ID
 from .rotation import Rotation
-from .run_lock import RunLock
 from .settings import training_settings
-from .signals import SAVE, STOP, Preempted, Requests, ignore_signals_in_workers
-
-_SECONDS_TO_RETRY = 60.0
+from .signals import STOP, Preempted, Requests, ignore_signals_in_workers
 
 
 @HOOKS.register_module()
@@ -60,19 +52,10 @@ class CheckpointHook(hooks.CheckpointHook):
         self.exit_code = exit_code
         self._saved_iter: int | None = None
         self._requests = Requests()
-        self._stopping = False
-        self._val_polls = 0
-        self._lock: RunLock | None = None
-        self._failure: OSError | None = None
-        self._unsaved = False
-        self._retry_at = math.inf
 
     def before_train(self, runner: Runner) -> None:
-        """Locks the folder, removes leftovers of a killed run, and starts receiving signals."""
+        """Removes leftovers of a killed run, and starts receiving signals."""
         folder = self._folder(runner)
-        if '://' not in folder:
-            self._lock = RunLock(folder)
-            self._lock.acquire()
         hub = runner.message_hub
         self._rotation = Rotation(hub, folder, self.filename_tmpl, self.max_keep_ckpts)
         self._rotation.drop_foreign_names()
@@ -91,8 +74,6 @@ class CheckpointHook(hooks.CheckpointHook):
             self._rotation.remove_replaced(self._files, self.last_ckpt)
         if RUN_ID not in hub.runtime_info:
             hub.update_info(RUN_ID, uuid.uuid4().hex)
-        self._warn_about_accumulation(runner)
-        runner.save_checkpoint = partial(self._try, runner, runner.save_checkpoint)
         loops = (runner.train_loop, runner.val_loop)
         ignore_signals_in_workers(
             *(loop.dataloader for loop in loops if hasattr(loop, 'dataloader'))
@@ -108,49 +89,23 @@ class CheckpointHook(hooks.CheckpointHook):
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
         """Saves as mmengine's hook does, and at a signal's request."""
         super().after_train_iter(runner, *args, **kwargs)
-        if time.monotonic() >= self._retry_at:
-            self._retry_at = math.inf
-            self._requests.request(SAVE)
-        asked = self._requests.poll()
-        self._stopping = asked == STOP or self._stopping
-        if not (asked or self._stopping):
+        if not (asked := self._requests.poll()):
             return
         # Between two updates there are accumulated gradients, which are in no checkpoint.
         if not _updated(runner):
             self._requests.request(asked)
             return
         self._save_now(runner, runner.iter + 1)
-        if self._stopping:
-            self._stop(runner)
-
-    def before_val_epoch(self, runner: Runner) -> None:
-        """Agrees on the number of validation steps at which ranks ask each other."""
-        self._val_polls = self._requests.least(len(runner.val_dataloader))
-
-    def after_val_iter(self, runner: Runner, batch_idx: int, *args: Any, **kwargs: Any) -> None:
-        """Stops if a signal asked for it."""
-        if not self._requests.listening or batch_idx >= self._val_polls:
-            return
-        asked = self._requests.poll()
-        if asked == SAVE:
-            # In the next step of the training.
-            self._requests.request(SAVE)
-        self._stopping = asked == STOP or self._stopping
-        # FlexibleRunner's checkpoints always name the next step.
-        can_save = self._saved_iter == runner.iter or isinstance(runner, Runner)
-        if self._stopping and can_save and _updated(runner):
-            for hook in runner.hooks:
-                if isinstance(hook, hooks.EMAHook):
-                    # It validates with the averaged weights in the model.
-                    hook._swap_ema_parameters()
-            self._save_now(runner, runner.iter)
-            self._stop(runner)
+        if asked == STOP:
+            self._requests.close()
+            runner.logger.info(
+                f'{self._requests.name}: stopped with {self.last_ckpt}; --resume continues it'
+            )
+            raise Preempted(self.exit_code)
 
     def after_train(self, runner: Runner) -> None:
-        """Stops listening; tries a last time to write what could not be written."""
-        if self._unsaved:
-            self._save_now(runner, runner.iter)
-        self._stop_listening()
+        """Stops listening."""
+        self._requests.close()
         super().after_train(runner)
 
     def save_before_error(self, runner: Runner) -> None:
@@ -195,7 +150,6 @@ class CheckpointHook(hooks.CheckpointHook):
         """Writes a checkpoint, then the pointer to it, then removes what it replaces."""
         path = self._files.join_path(self.out_dir, name)
         runner.message_hub.update_info('last_ckpt', path)
-        self._failure = None
         runner.save_checkpoint(
             self.out_dir,
             name,
@@ -206,54 +160,14 @@ class CheckpointHook(hooks.CheckpointHook):
             by_epoch=by_epoch,
             backend_args=self.backend_args,
         )
-        if is_main_process() and self._failure is None:
+        if is_main_process():
             self._point_to(runner, path)
-        # The same on all ranks, whichever could not write.
-        self._unsaved = self._requests.any(self._failure is not None)
-        if self._unsaved:
-            if is_main_process():
-                self._retry_at = time.monotonic() + _SECONDS_TO_RETRY
-            return
         self.last_ckpt = path
         self._saved_iter = meta['iter']
-        self._retry_at = math.inf
         self._rotation.remove_replaced(self._files, path)
 
     def _point_to(self, runner: Runner, path: str) -> None:
-        pointer = Path(runner.work_dir, 'last_checkpoint')
-        self._try(runner, write_whole, pointer, path.encode())
-
-    def _try(self, runner: Runner, action: Callable, *args: Any, **kwargs: Any) -> None:
-        """Runs an action that a full disk may prevent, with a warning."""
-        try:
-            action(*args, **kwargs)
-        except OSError as error:
-            self._failure = error
-            if str(kwargs.get('filename')).startswith('best_'):
-                self._rotation.keep_best()
-            runner.logger.warning(
-                f'no checkpoint could be written to {self.out_dir!r} ({error.strerror or error}): '
-                f'the training continues, and retries in {_SECONDS_TO_RETRY:.0f} seconds; the last '
-                f'good one is {self.last_ckpt}'
-            )
-
-    def _stop(self, runner: Runner) -> None:
-        self._stop_listening()
-        runner.logger.info(
-            f'{self._requests.name}: stopped with {self.last_ckpt}; --resume continues it'
-        )
-        raise Preempted(self.exit_code)
-
-    def _stop_listening(self) -> None:
-        self._requests.close()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-        if self._unsaved:
-            raise UsageError(
-                f'the last checkpoint could not be written to {self.out_dir!r} '
-                f'({self._failure or "see rank 0"}): free some space, and continue with --resume'
-            )
+        write_whole(Path(runner.work_dir, 'last_checkpoint'), path.encode())
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         self._require_good_weights(runner)
@@ -270,19 +184,8 @@ class CheckpointHook(hooks.CheckpointHook):
         )
         super()._save_best_checkpoint(runner, metrics)
         self.file_backend = self._files
-        if not self._unsaved:
-            # If no regular one was written since.
-            self._rotation.remove_replaced(self._files, self.last_ckpt)
-
-    def _warn_about_accumulation(self, runner: Runner) -> None:
-        counts = getattr(runner.optim_wrapper, '_accumulative_counts', 1)
-        steps = self.interval * (len(runner.train_dataloader) if self.by_epoch else 1)
-        if counts > 1 and steps > 0 and steps % counts:
-            runner.logger.warning(
-                f'checkpoints are {steps} steps apart, which is not a multiple of '
-                f'accumulative_counts={counts}: checkpoints between two updates lack the gradients '
-                'accumulated so far, and a resume from one of them is not exact'
-            )
+        # If no regular one was written since.
+        self._rotation.remove_replaced(self._files, self.last_ckpt)
 
 
 def _updated(runner: Runner) -> bool:

@@ -35,22 +35,6 @@ _LOOPS = {
 # train, val or test.
 _SHAPE, _DATA_SEED, _VALIDATED = 'resume_shape', 'resume_data_seed', 'resume_validated'
 _CONTENTS = 'contents'
-# Parts of models whose state is in no checkpoint.
-_UNSAVED = {
-    'BatchSyncRandomResize': 'the size that it has drawn for the next steps',
-    'DynamicRoIHead': 'what it has measured since its last update',
-}
-
-
-def unsaved_state(part: Any) -> str | None:
-    """Which part of a model's config has state that no checkpoint keeps, or None."""
-    if isinstance(part, dict):
-        name = type_name(part.get('type')).rpartition('.')[2]
-        if name in _UNSAVED:
-            return f'no checkpoint of {name} has {_UNSAVED[name]}'
-        part = list(part.values())
-    reasons = map(unsaved_state, part) if isinstance(part, list | tuple) else ()
-    return next(filter(None, reasons), None)
 
 
 def make_exact(cfg: Config) -> str | None:
@@ -73,8 +57,7 @@ def make_exact(cfg: Config) -> str | None:
     loop.pop('by_epoch', None)
     loop.type = _LOOPS[kind]
     seeded = dict(type='mmvttt.SeededDataset')
-    skipped = cfg.get('skip_bad_samples', 0)
-    loader.dataset = ConfigDict(seeded, dataset=loader.dataset, skip_bad_samples=skipped)
+    loader.dataset = ConfigDict(seeded, dataset=loader.dataset)
     held_out = cfg.get('val_dataloader')
     if isinstance(held_out, ConfigDict) and isinstance(held_out.get('dataset'), dict):
         # Called only for its errors.

@@ -125,29 +125,58 @@ def require_weights(runner: Runner, content: Any, source: str, whole: bool = Fal
     (require_whole if whole else require_match)(model, named_tensors(content, source), source)
 
 
-class ComparePreparation(Hook):
-    """Warns if weights were trained on images of another mean or deviation than they get here."""
+class WarnAtStart(Hook):
+    """Warns of a learning rate, and of weights, that do not fit a training's batch and images."""
 
     def before_train(self, runner: Runner) -> None:
-        """Compares what `init_weights` has loaded with the model's `data_preprocessor`."""
-        sets = [data for data in datasets_of(runner.cfg) if data.split == 'train']
-        if any(name == 'Normalize' for data in sets for name, _ in data.transforms):
-            return
-        model = bare_model(runner.model)
-        preprocessor = getattr(model, 'data_preprocessor', None)
-        here = [_numbers(getattr(preprocessor, name, None)) for name in ('mean', 'std')]
-        for name, module in model.named_modules():
-            if not getattr(module, 'preparation', None):
-                continue
-            there = [[round(255 * x, 3) for x in values] for values in module.preparation]
-            same = list(map(len, here)) == list(map(len, there))
-            if not same or not np.allclose(np.hstack(here), np.hstack(there), rtol=1e-3):
-                mean, std = there
-                runner.logger.warning(
-                    f'the weights of {name} were trained on images of mean={mean} and std={std}, '
-                    f'and data_preprocessor has mean={here[0] or None} and std={here[1] or None}: '
-                    f'set data_preprocessor=dict(mean={mean}, std={std})'
-                )
+        """Logs the warnings."""
+        if warning := _of_another_batch(runner):
+            runner.logger.warning(warning)
+        for warning in _of_other_images(runner):
+            runner.logger.warning(warning)
+
+
+def _of_another_batch(runner: Runner) -> str | None:
+    """A warning if a step's images are not those that the learning rate is for."""
+    wrapper, loader = runner.optim_wrapper, runner.train_dataloader
+    size = loader.batch_size or getattr(loader.batch_sampler, 'batch_size', None)
+    scale = runner.cfg.get('auto_scale_lr') or {}
+    if not (isinstance(wrapper, OptimWrapper) and size and 'base_batch_size' in scale):
+        return None
+    accumulated = wrapper._accumulative_counts
+    images, base = size * runner.world_size * accumulated, scale['base_batch_size']
+    # mmengine scales the rate by the images of one batch.
+    fitting = images // accumulated if scale.get('enable') else base
+    if images == fitting:
+        return None
+    rate = wrapper.optimizer.defaults['lr']
+    return (
+        f'the learning rate {rate * fitting / base:.3g} is meant for {fitting} images a step, but '
+        f'this run has {images}: without --auto-scale-lr, set '
+        f'optim_wrapper.optimizer.lr={rate * images / base:.3g}'
+    )
+
+
+def _of_other_images(runner: Runner) -> Iterator[str]:
+    """Warnings if weights were trained on images of another mean or deviation than they get."""
+    sets = [data for data in datasets_of(runner.cfg) if data.split == 'train']
+    if any(name == 'Normalize' for data in sets for name, _ in data.transforms):
+        return
+    model = bare_model(runner.model)
+    preprocessor = getattr(model, 'data_preprocessor', None)
+    here = [_numbers(getattr(preprocessor, name, None)) for name in ('mean', 'std')]
+    for name, module in model.named_modules():
+        if not getattr(module, 'preparation', None):
+            continue
+        there = [[round(255 * x, 3) for x in values] for values in module.preparation]
+        same = list(map(len, here)) == list(map(len, there))
+        if not same or not np.allclose(np.hstack(here), np.hstack(there), rtol=1e-3):
+            mean, std = there
+            yield (
+                f'the weights of {name} were trained on images of mean={mean} and std={std}, '
+                f'and data_preprocessor has mean={here[0] or None} and std={here[1] or None}: '
+                f'set data_preprocessor=dict(mean={mean}, std={std})'
+            )
 
 
 def _numbers(values: torch.Tensor | None) -> list[float]:

@@ -61,11 +61,6 @@ class Rotation:
         names = [name for name in map(os.path.basename, paths) if name]
         self.hub.update_info(_OUTDATED, [*self.hub.runtime_info.get(_OUTDATED, []), *names])
 
-    def keep_best(self) -> None:
-        """Unmarks best checkpoints, because the better one was not written."""
-        names = self.hub.runtime_info.get(_OUTDATED, [])
-        self.hub.update_info(_OUTDATED, [n for n in names if not n.startswith('best_')])
-
     def remove_replaced(self, backend: Any, current: Any) -> None:
         """Removes replaced checkpoints of this run, by the folder's backend, except the current."""
         names = self.hub.runtime_info.pop(_OUTDATED, [])

@@ -4,131 +4,77 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from mmengine.dist import all_gather_object, is_main_process
 
 from mmvttt.errors import UsageError
-from mmvttt.outputs import check_new_folder
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_NAME = '.running'
+_NAME = '.lock'
 
 
 class RunLock:
-    """Lock on a folder, which the system releases when the process ends in any way.
+    """Lock of rank 0 on a folder, which the system releases when the process ends in any way.
 
-    Forked data workers do not inherit it. The lock file names the process that holds it, the error
-    the `option` of the command line that gives another folder.
+    Forked data workers do not inherit it. Its file stays in the folder.
+
+    Raises:
+        UsageError: On all ranks: another process holds it, which the error names, or the folder
+            cannot be written.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], option: str = '--work-dir') -> None:
-        self.option = option
-        self.path = Path(folder, _NAME)
-        self._file: int | None = None
-
-    def acquire(self, check: Callable[[], None] = lambda: None) -> None:
-        """Takes the lock on rank 0, where the system and the disk have locks, and calls `check`.
-
-        Its UsageError, or that another process has the lock, is raised on all ranks.
-        """
-        with _raised_on_all_ranks():
-            if not is_main_process():
-                return
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.path.is_symlink():
-                # The target belongs to another program.
-                self.path.unlink()
-            self._file = _locked(self.path, os.O_CREAT, self.option)
-            if self._file is not None:
-                os.truncate(self._file, 0)
-                os.write(self._file, f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
-            check()
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._file: IO[str] | None = None
+        problem = ''
+        try:
+            os.makedirs(folder, exist_ok=True)
+            if is_main_process():
+                self._file = _locked(Path(folder, _NAME))
+        except UsageError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = (
+                f'nothing can be written to {os.fspath(folder)!r} ({error.strerror}): give another '
+                '--work-dir'
+            )
+        message = next(filter(None, all_gather_object(problem)), None)
+        if message:
+            self.release()
+            raise UsageError(message)
 
     def release(self) -> None:
         """Releases the lock, and all other locks of this process on the folder."""
         if self._file is not None:
-            if _is_at(self._file, self.path):
-                self.path.unlink()
-            os.close(self._file)
-            self._file = None
+            self._file.close()
 
 
-def _locked(path: Path, flags: int = 0, option: str = '--work-dir') -> int | None:
-    """A locked file; None if the system or the disk has no locks."""
-    if fcntl is None:
-        return None
+def _locked(path: Path) -> IO[str]:
+    if path.is_symlink():
+        # The target belongs to another program.
+        path.unlink()
+    file = open(path, 'a+', encoding='utf-8')  # noqa: SIM115
     try:
-        # A pipe would wait for a reader.
-        flags |= os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        file = os.open(path, flags, 0o644)
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            os.close(file)
-            raise OSError(None, 'not a regular file')
-    except OSError as error:
+        if fcntl is not None:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read(200).strip()
+        file.close()
         raise UsageError(
-            f'{str(path)!r} marks a folder in which a training runs, and cannot be used '
-            f'({error.strerror}): remove it, or give another {option}'
-        ) from error
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if flags & os.O_CREAT and not _is_at(file, path):
-            # Its holder has removed the file since it was opened.
-            os.close(file)
-            return _locked(path, flags, option)
-        return file
-    except OSError as error:
-        holder = os.read(file, 200).decode(errors='replace').strip()
-        os.close(file)
-        if isinstance(error, BlockingIOError):
-            raise UsageError(
-                f'another training is writing to {str(path.parent)!r}: '
-                f'{holder or "one that has just begun"}; give this one another {option}, or '
-                'end the other first'
-            ) from None
-    return None
-
-
-def _is_at(file: int, path: Path) -> bool:
-    """Whether an open file is still the one of that name."""
-    try:
-        return os.path.samestat(os.fstat(file), os.stat(path, follow_symlinks=False))
-    except FileNotFoundError:
-        return False
-
-
-def require_free(folder: str | os.PathLike[str]) -> None:
-    """Creates a folder if missing; a UsageError on all ranks if a training cannot write to it."""
-    with _raised_on_all_ranks():
-        check_new_folder(folder)
-        os.makedirs(folder, exist_ok=True)
-        pointer = Path(folder, 'last_checkpoint')
-        if pointer.exists() and not pointer.is_file():
-            raise UsageError(
-                f'{str(pointer)!r} is not a regular file, and a training writes the name of its '
-                'last checkpoint there: remove it, or give another --work-dir'
-            )
-        path = Path(folder, _NAME)
-        if is_main_process() and path.exists() and not path.is_symlink():
-            file = _locked(path)
-            if file is not None:
-                os.close(file)
-
-
-@contextmanager
-def _raised_on_all_ranks() -> Iterator[None]:
-    problem = ''
-    try:
-        yield
-    except (OSError, UsageError) as error:
-        problem = str(error)
-    message = next(filter(None, all_gather_object(problem)), None)
-    if message:
-        raise UsageError(message)
+            f'another training is writing to {str(path.parent)!r}: '
+            f'{holder or "one that has just begun"}; give this one another --work-dir, or end the '
+            'other first'
+        ) from None
+    except OSError:
+        # A disk without locks.
+        pass
+    file.truncate(0)
+    file.write(f'process {os.getpid()} on {socket.gethostname()}')
+    file.flush()
+    return file

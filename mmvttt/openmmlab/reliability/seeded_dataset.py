@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,6 @@ from mmengine.logging import print_log
 from mmvttt.errors import DataError
 
 from ..registry import DATASETS
-from .data.annotations import explain_failure
 from .data.dataset_config import innermost
 from .data.images import read_image
 
@@ -53,22 +52,17 @@ class SeededDataset:
     """Data set whose item `(i, key)` is a function of i and key.
 
     An index without a key returns the inner data set's item. All other attributes are read from and
-    set on the inner data set.
+    set on the inner data set. An image or label map that cannot be read is a DataError with its
+    path.
 
     Args:
         dataset: Config of the data set.
-        skip_bad_samples: Number of items with an unreadable image or label map to replace by the
-            next good one, with a warning each; shared by the data workers of a process. Others are
-            a DataError that names the file.
     """
 
-    def __init__(self, dataset: dict, skip_bad_samples: int = 0) -> None:
-        with _explained(dataset):
-            built = registry.DATASETS.build(dataset)
-        # Shared with the forked data workers.
-        bad = torch.zeros(len(built) if skip_bad_samples else 0, dtype=torch.bool).share_memory_()
-        state = dict(_dataset=built, _config=dataset, _allowed=skip_bad_samples, _bad=bad)
-        vars(self).update(state, _sized=not hasattr(built, 'get_data_info'))
+    def __init__(self, dataset: dict) -> None:
+        built = registry.DATASETS.build(dataset)
+        sized = not hasattr(built, 'get_data_info')
+        vars(self).update(_dataset=built, _config=dataset, _sized=sized)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -84,20 +78,15 @@ class SeededDataset:
 
     def __getitem__(self, index: int | tuple[int, Key]) -> Any:
         index, key = index if isinstance(index, tuple) else (index, None)
-        for _ in range(len(self)):
-            # A second read from a file server may succeed.
-            with suppress(Exception):
-                return self._item(index, key)
-            try:
-                return self._item(index, key)
-            except Exception as error:
-                problem = _bad_file(self._config, self._dataset, index)
-                if problem is None:
-                    with _explained(self._config):
-                        raise
-                self._leave_out(index, problem, error)
-            index = (index + 1) % len(self)
-        raise DataError('no image of the training data can be read')
+        # A second read from a file server may succeed.
+        with suppress(Exception):
+            return self._item(index, key)
+        try:
+            return self._item(index, key)
+        except Exception as error:
+            if problem := _bad_file(self._config, self._dataset, index):
+                raise DataError(f'{problem}; tools/check_data.py names all such files') from error
+            raise
 
     def _item(self, index: int, key: Key | None) -> Any:
         if key is not None:
@@ -127,33 +116,6 @@ class SeededDataset:
                 logging.WARNING,
             )
         return True
-
-    def _leave_out(self, index: int, problem: str, error: Exception) -> None:
-        """Records a bad item, with a warning the first time; a DataError beyond the limit."""
-        if self._allowed and self._bad[index]:
-            return
-        count = int(self._bad.sum())
-        if count >= self._allowed:
-            after = f' ({self._allowed} others were skipped)' if self._allowed else ''
-            raise DataError(
-                f'{problem}{after}; tools/check_data.py names all such files. Correct them, or '
-                'skip up to N of them with skip_bad_samples=N in the config'
-            ) from error
-        self._bad[index] = True
-        counted = f'{count + 1} of {self._allowed}'
-        print_log(f'skipped: {problem} ({counted})', 'current', logging.WARNING)
-
-
-@contextmanager
-def _explained(config: Mapping) -> Iterator[None]:
-    """Names the annotations that cause an error; a toolbox may raise errors of any type."""
-    try:
-        yield
-    except Exception as error:
-        explained = explain_failure(config, error)
-        if explained is None:
-            raise
-        raise explained from error
 
 
 def _bad_file(config: Mapping, dataset: Any, index: int) -> str | None:

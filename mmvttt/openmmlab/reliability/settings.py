@@ -48,7 +48,7 @@ _RESTORED = (
 )  # fmt: skip
 _FREE = (
     'num_workers', 'persistent_workers', 'pin_memory', 'prefetch_factor', 'val_interval',
-    'val_begin', 'skip_bad_samples',
+    'val_begin',
 )  # fmt: skip
 
 _PACKAGES = (

@@ -109,19 +109,11 @@ class Requests:
         return answer
 
     def any(self, here: bool) -> bool:
-        """Whether `value` is true on any rank; waits for all."""
-        return self._reduced(int(here), dist.ReduceOp.MAX) > 0
-
-    def least(self, count: int) -> int:
-        """The smallest number on any rank; waits for all."""
-        return self._reduced(count, dist.ReduceOp.MIN)
-
-    def _reduced(self, number: int, by: Any) -> int:
-        if self.group is None:
-            return number
-        value = torch.tensor(number)
-        dist.all_reduce(value, by, self.group)
-        return int(value)
+        """Whether `here` is true on any rank; waits for all."""
+        value = torch.tensor(int(here))
+        if self.group is not None:
+            dist.all_reduce(value, dist.ReduceOp.MAX, self.group)
+        return bool(value)
 
     def _on_signal(self, request: int, number: int, *_: Any) -> None:
         before, when = self._last

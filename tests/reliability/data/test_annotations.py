@@ -20,7 +20,7 @@ from mmvttt.openmmlab.reliability.data.annotations import check_annotations, che
 from mmvttt.openmmlab.reliability.data.findings import Findings
 
 from ...bad_input.cases import refused, run_cases
-from .faults import EVERY, SILENT
+from .faults import EVERY, QUICK
 from .sets import CLASSES, annotation, coco, coco_dataset, config, make_coco, write
 
 pytest.importorskip('mmdet')
@@ -59,35 +59,22 @@ def test_nothing_wrong(root: Path) -> None:
     report = findings(root, coco(), images=True)
     assert not report.errors + report.warnings
     assert report.classes == CLASSES
-    assert str(report).endswith(
-        'categories in ' + f'{root}/a.json\n  learned: cat 4, dog 4\n  nothing wrong'
-    )
+    assert str(report).endswith(f'categories in {root}/a.json\n  nothing wrong')
     check_data(config(coco_dataset(root)))
 
 
 @pytest.mark.parametrize('name', EVERY)
 def test_every_fault_is_named(root: Path, name: str) -> None:
-    """By check_data; and by a training which it stops, however mmdet does."""
+    """By check_data, and before a training."""
     apply, sentence, fatal = EVERY[name]
     content = coco()
     apply(content)
     report = findings(root, content)
     assert [s for s in (report.errors if fatal else report.warnings) if re.search(sentence, s)]
     assert bool(report.errors) == fatal, str(report)
-
-    def train() -> None:
-        check_data(config(coco_dataset(root)))
-        data = SeededDataset(dict(coco_dataset(root), _scope_='mmdet'))
-        for number in range(len(data)):
-            data[number]
-
-    if fatal and name not in SILENT:
-        with pytest.raises(DataError, match=sentence):
-            train()
-    else:
-        train()
+    (quick,) = check_annotations(config(coco_dataset(root)), thorough=False)
+    assert bool(quick.errors) == (fatal and name in QUICK)
     if 'not listed' in sentence:
-        (quick,) = check_annotations(config(coco_dataset(root)), ('train',), thorough=False)
         assert any(re.search(sentence, warning) for warning in quick.warnings)
 
 
@@ -204,29 +191,6 @@ def test_a_class_without_its_comma(root: Path) -> None:
     refused(lambda: check_data(cfg), "the string 'cat'", "classes=('cat',)")
 
 
-@pytest.mark.parametrize(
-    ('place', 'metric', 'fatal'),
-    [
-        ('roi_head.bbox_head', 'CocoMetric', True),
-        ('bbox_head', 'mmdet.CocoMetric', True),
-        ('mask_head', 'CocoMetric', True),
-        ('roi_head.mask_head', 'CocoMetric', False),
-        ('bbox_head', 'VOCMetric', False),
-    ],
-)
-def test_heads_with_more_classes(root: Path, place: str, metric: str, fatal: bool) -> None:
-    """The first validation would end in an IndexError."""
-    cfg = config(coco_dataset(root), val_evaluator=dict(type=metric))
-    cfg.merge_from_dict({f'model.{place}.num_classes': 80})
-    (report,) = check_annotations(cfg, thorough=False)
-    (text,) = report.errors if fatal else report.warnings
-    assert text.startswith(f'model.{place} has num_classes=80 for 2 classes of the data: ')
-    assert ('set num_classes=2 in all heads' in text) == fatal
-    cfg.model.language_model = dict(type='BertModel')
-    (report,) = check_annotations(cfg, thorough=False)
-    assert not report.errors
-
-
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Logged warnings."""
@@ -263,17 +227,16 @@ def test_evaluators_with_other_annotations(root: Path, warnings: list[str]) -> N
     assert len(warnings) == 1
 
 
-@pytest.mark.parametrize('rank', ['0', '1'])
 def test_what_is_dropped_is_logged_by_one_rank(
-    root: Path, rank: str, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+    root: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
 ) -> None:
-    monkeypatch.setenv('RANK', rank)
-    check_data(config(coco_dataset(root, metainfo=dict(classes=('cat',)))))
-    sentence = (
-        'train_dataloader.dataset: categories that are dropped, because they are no class of '
-        "metainfo: 'dog'"
-    )
-    assert warnings == ([sentence] if rank == '0' else [])
+    cfg = config(coco_dataset(root, metainfo=dict(classes=('cat',))))
+    for rank in '01':
+        monkeypatch.setenv('RANK', rank)
+        check_data(cfg)
+    (text,) = warnings
+    assert text.startswith('train_dataloader.dataset: categories that are dropped, because')
+    assert text.endswith(": 'dog'")
 
 
 def test_each_set_is_checked_once(root: Path) -> None:

@@ -21,37 +21,35 @@ def root(tmp_path: Path) -> Path:
 
 
 def coco(root: object, **changes: object) -> dict:
-    return dict(
-        type='CocoDataset',
-        data_root=str(root),
-        ann_file='train.json',
-        data_prefix=dict(img='images/'),
-        **changes,
-    )
+    base = dict(type='CocoDataset', data_root=str(root), ann_file='train.json')
+    return {**base, 'data_prefix': dict(img='images/'), **changes}
+
+
+SEG = dict(data_prefix=dict(img='', seg='no'))
+# A storage backend may map its paths to elsewhere, as mmdet's documentation of Petrel does.
+REMOTE = dict(backend_args=dict(backend='petrel', path_mapping={'remote/': 's3://bucket/'}))
+METRIC = dict(type='CocoMetric', ann_file='remote/val.json')
 
 
 def test_nothing_to_say_where_all_is_there(root: Path) -> None:
-    check_data(config(coco(root)))
-    check_data(config(dict(type='TinyData')))
+    loader = dict(type='LoadImageFromFile', **REMOTE)
+    masks = dict(type='LoadAnnotations', with_mask=True)
+    for dataset in (
+        coco(root),
+        dict(type='TinyData'),
+        dict(type='ImageNet', data_root=str(root), data_prefix='images'),
+        dict(type='CocoDataset', data_root='s3://bucket/coco/'),
+        dict(type='mmpretrain.CIFAR10', data_root='nowhere'),
+        coco(root, pipeline=[loader], data_prefix=dict(img='remote/')),
+        # Mask2Former's configs for instances inherit the label maps from the panoptic one.
+        coco(root, pipeline=[masks], **SEG),
+    ):
+        check_data(config(dataset))
     check_data(Config(dict(train_dataloader=None)))
-    check_data(config(dict(type='ImageNet', data_root=str(root), data_prefix='images')))
-    check_data(config(dict(type='CocoDataset', data_root='s3://bucket/coco/')))
-    check_data(config(dict(type='mmpretrain.CIFAR10', data_root='nowhere')))
+    check_data(config(coco('remote/', **REMOTE), 'val', val_evaluator=[{**METRIC, **REMOTE}]))
     check_data(config(coco('nowhere'), 'test'), ('train', 'val'))
     with pytest.raises(ValueError, match=r"\['test_dataloader'\]: choose from train, val, test"):
         check_data(config(coco('nowhere'), 'test'), ('test_dataloader',))
-
-
-def test_a_storage_backend_knows_its_paths(root: Path) -> None:
-    """It may map them to elsewhere, as mmdet's documentation of Petrel does."""
-    remote = dict(backend_args=dict(backend='petrel', path_mapping={'remote/': 's3://bucket/'}))
-    metric = dict(type='CocoMetric', ann_file='remote/val.json')
-    check_data(config(coco('remote/', **remote), 'val', val_evaluator=[{**metric, **remote}]))
-    loader = dict(type='LoadImageFromFile', **remote)
-    check_data(config({**coco(root, pipeline=[loader]), 'data_prefix': dict(img='remote/')}))
-    local = dict(backend_args=dict(backend='local'))
-    with pytest.raises(MissingDataError, match=r'val_evaluator\.ann_file'):
-        check_data(config(coco(root), 'val', val_evaluator={**metric, **local}))
 
 
 def test_missing_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,9 +62,11 @@ def test_missing_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         'set the environment variable MMVTTT_DATA, '
         'or point elsewhere with --cfg-options val_dataloader.dataset.data_root=PATH'
     )
+    monkeypatch.setenv('MMVTTT_DATA', '/elsewhere')
+    with pytest.raises(MissingDataError, match='set the environment variable MMVTTT_DATA, or'):
+        check_data(config(coco('/elsewhere/coco')))
 
 
-SEG = dict(data_prefix=dict(img='', seg='no'))
 MISSING: dict[str, tuple[dict, str]] = {
     'annotations': (dict(ann_file='no.json'), r"annotation file '.*/no\.json'.*ann_file=PATH"),
     'images': (dict(data_prefix=dict(img='no')), r"folder '.*/no'.*data_prefix\.img=PATH"),
@@ -85,7 +85,7 @@ MISSING: dict[str, tuple[dict, str]] = {
 @pytest.mark.parametrize('part', MISSING)
 def test_missing_parts(root: Path, part: str) -> None:
     changes, message = MISSING[part]
-    dataset = {**coco(root), **changes}
+    dataset = coco(root, **changes)
     with pytest.raises(MissingDataError, match=message):
         check_data(config(dataset))
     several = dict(type='ConcatDataset', datasets=[dict(type='TinyData'), dataset])
@@ -94,14 +94,7 @@ def test_missing_parts(root: Path, part: str) -> None:
         check_data(config(wrapped))
 
 
-def test_label_maps_of_coco_only_where_they_are_read(root: Path) -> None:
-    """Mask2Former's configs for instances inherit them from the panoptic one."""
-    instances = dict(pipeline=[dict(type='LoadAnnotations', with_mask=True)], **SEG)
-    check_data(config({**coco(root), **instances}))
-
-
-def test_names_the_environment_variable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for value in ('data/', '/elsewhere'):
-        with pytest.raises(MissingDataError, match='set the environment variable MMVTTT_DATA, or'):
-            check_data(config(coco(f'{value}/coco')))
-        monkeypatch.setenv('MMVTTT_DATA', '/elsewhere')
+def test_a_missing_file_of_a_metric(root: Path) -> None:
+    local = dict(METRIC, backend_args=dict(backend='local'))
+    with pytest.raises(MissingDataError, match=r'val_evaluator\.ann_file'):
+        check_data(config(coco(root), 'val', val_evaluator=local))

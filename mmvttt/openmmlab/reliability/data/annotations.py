@@ -6,7 +6,6 @@ Reads COCO's JSON (mmdet), label maps (mmsegmentation), and folders or lists of 
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 from mmengine.config import Config
 from mmengine.logging import print_log
-from mmengine.registry import DATASETS, DefaultScope
+from mmengine.registry import DATASETS
 
 from mmvttt.errors import DataError, MissingDataError
 from mmvttt.openmmlab.registry import type_name
@@ -37,8 +36,6 @@ _HEADS = {
     'mmseg': ('decode_head', 'auxiliary_head'),
     'mmpretrain': ('head',),
 }  # fmt: skip
-# Kinds of errors in a message.
-_NAMED = 3
 # A model's heads by their keys.
 Heads = Mapping[str, Mapping]
 
@@ -53,7 +50,7 @@ def check_data(
     """Checks that the folders and annotation files that a config names exist, and make sense.
 
     Reads annotations for about a second (see `check_annotations`); tools/check_data.py reads all,
-    and the images. Logs what a training would drop silently, and what it learns of each class.
+    and the images. Logs what a training would drop silently.
 
     Args:
         cfg: The config of a run.
@@ -74,14 +71,12 @@ def check_data(
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         for warning in findings.warnings:
             _log(f'{findings.key}: {warning}')
-        if findings.summary and findings.counts:
-            _log(f'{findings.key}: {findings.summary}; {findings.account}', logging.INFO)
 
 
-def _log(text: str, level: int = logging.WARNING) -> None:
+def _log(text: str) -> None:
     # All ranks read the same data; one of them logs.
     if os.environ.get('RANK', '0') == '0':
-        print_log(text, 'current', level)
+        print_log(text, 'current', logging.WARNING)
 
 
 def check_paths(sets: Sequence[DatasetConfig], splits: Sequence[str] = SPLITS) -> None:
@@ -179,25 +174,6 @@ def _findings(
         yield findings
 
 
-def explain_failure(dataset: Mapping, error: Exception) -> DataError | None:
-    """Returns an error that names the faults in the annotations of a data set that raised one.
-
-    None if there are none.
-    """
-    current = DefaultScope.get_current_instance()
-    scope = dataset.get('_scope_') or (current.scope_name if current else 'mmengine')
-    loader = dict(dataset=copy.deepcopy(dict(dataset)))
-    cfg = Config(dict(default_scope=scope, train_dataloader=loader))
-    for findings in check_annotations(cfg, ('train',), images=False):
-        if findings.errors:
-            faults = '; '.join(findings.errors[:_NAMED])
-            return DataError(
-                f'{dataset.get("type")} stops with {type(error).__name__}: {error}. Wrong in '
-                f'{findings.summary or "its annotations"}: {faults}; tools/check_data.py names all'
-            )
-    return None
-
-
 def _check_boxes(
     cfg: Config,
     sets: Sequence[DatasetConfig],
@@ -208,8 +184,6 @@ def _check_boxes(
     scope: Scope,
 ) -> None:
     classes = dataset.metainfo.get('classes') or ()
-    test_cfg = (cfg.get('model') or {}).get('test_cfg') or {}
-    folder = [data.paths.get(key) for key in ('data_root', 'data_prefix.img')]
     check_coco(
         dataset.ann_file,
         dataset.data_prefix.get('img') or '',
@@ -220,13 +194,6 @@ def _check_boxes(
         training=data.split == 'train'
         and sum((other.split, other.metric) == ('train', False) for other in sets) == 1,
         masks=any(transform.get('with_mask') for _, transform in data.transforms),
-        most=(test_cfg.get('rcnn') or test_cfg).get('max_per_img'),
-        others=[
-            path
-            for other in sets
-            if [other.paths.get(key) for key in ('data_root', 'data_prefix.img')] == folder
-            and os.path.isfile(path := os.path.expanduser(other.paths.get('ann_file', '')))
-        ],
     )
     # The labels of a model of language and vision are numbers of words.
     measured = 'language_model' not in (cfg.get('model') or {}) and any(

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from .findings import LEARNED, Findings, Scope
-from .images import check_images, pictures_in, spread
+from .findings import Findings, Scope
+from .images import check_images, spread
 
 # A larger file is not parsed before a training: 50 MB take a second, COCO's train2017 ten.
 LARGEST = 50 * 2**20
 # Annotations whose boxes are compared with their masks before a training.
 _QUICK = 2000
-# Intersection over union of a box and its polygons.
-_LEAST_OVERLAP = 0.5
 _SHOWN = 8
 # Reasons why a box is not learned that are faults of the file.
 _THIN, _OUTSIDE = 'without area', 'outside their image'
@@ -59,13 +57,10 @@ def check_coco(
     *,
     training: bool,
     masks: bool,
-    most: int | None = None,
-    others: Iterable[str] = (),
 ) -> None:
     """Checks an annotation file; if not thorough, what a training would not report.
 
-    A `training` file without boxes is an error. A model predicts at most `most` objects in a
-    picture (`max_per_img`). `others` are annotation files that list pictures of the same folder.
+    A `training` file without boxes is an error.
     """
     if not scope.thorough and os.path.getsize(path) > LARGEST:
         return
@@ -91,16 +86,11 @@ def check_coco(
             'all boxes lie between 0 and 1: they are fractions of the picture, and COCO has '
             'pixels; multiply x and width by its width, y and height by its height'
         )
-    learned = _account(listed, names, sizes, masks, findings, scope)
+    learned = _learned(listed, names, sizes, masks, findings, scope)
     if not findings.errors and not learned:
         (findings.error if training else findings.warn)(
             f'{path} has no box to learn or to find: every annotation is of another category, a '
             'crowd, without area, outside its image, or without a polygon of three points'
-        )
-    if most is not None and (crowded := [n for n in learned.values() if n > most]):
-        findings.warn(
-            f'{len(crowded)} pictures have more than max_per_img={most} objects (up to '
-            f'{max(crowded)}), of which no more can be found: set max_per_img in model.test_cfg'
         )
     _check_repeated(annotations, findings)
     for ann in listed:
@@ -112,40 +102,26 @@ def check_coco(
                 findings.warn('images without a box', image['file_name'])
     files = [(os.path.join(image_folder, i['file_name']), sizes[i['id']]) for i in images]
     findings.files = {os.path.realpath(file) for file, _ in files}
-    if image_folder:
-        findings.unlisted = _count_unlisted(image_folder, others, findings, scope)
     check_images(files, findings, scope)
 
 
-def _account(
+def _learned(
     listed: Sequence[dict],
     names: Mapping[Any, str],
     sizes: Sizes,
     masks: bool,
     findings: Findings,
     scope: Scope,
-) -> Counter:
-    """Counts the boxes that are learned of each image, and of each class with the reasons."""
-    learned: Counter = Counter()
+) -> set:
+    """The ids of the images with a box that is learned."""
+    learned = set()
     for ann in listed:
-        name = names[ann['category_id']]
         reason = why_not_learned(ann, sizes[ann['image_id']], masks)
-        if name in (findings.classes or ()):
-            findings.counts[name][reason or LEARNED] += 1
-            learned[ann['image_id']] += reason is None
+        if reason is None and names[ann['category_id']] in (findings.classes or ()):
+            learned.add(ann['image_id'])
         if scope.thorough and reason in (_THIN, _OUTSIDE, _EMPTY):
             findings.warn(f'boxes {reason}, which are not learned', _example(ann, 'bbox'))
-    return +learned
-
-
-def _count_unlisted(folder: str, others: Iterable[str], findings: Findings, scope: Scope) -> int:
-    """Counts the pictures in a folder that neither this annotation file lists nor the others."""
-    unlisted = set(map(os.path.realpath, pictures_in(folder, scope))) - findings.files
-    for path in others if unlisted else ():
-        content = _read(path, Findings(''), False) or dict(images=[])
-        for image in _whole(content, 'images', Findings('')):
-            unlisted.discard(os.path.realpath(os.path.join(folder, image['file_name'])))
-    return len(unlisted)
+    return learned
 
 
 def why_not_learned(ann: dict, size: tuple[int, int], masks: bool) -> str | None:
@@ -240,18 +216,14 @@ def _check_categories(
     if not matched:
         findings.error(
             f'no class of metainfo is a category of {path}, so that every box would be dropped: '
-            f'the classes are {_listed(classes)}, the categories {_listed(names)}'
-            f'{_nearly(classes, names)}; '
+            f'the classes are {_listed(classes)}, the categories {_listed(names)}; '
             f"set metainfo=dict(classes={tuple(names)}), and the heads' num_classes"
         )
         return
     findings.classes = matched
     absent = [name for name in classes if name not in names]
     if absent:
-        findings.warn(
-            f'classes of metainfo that are not categories of {path}: {_listed(absent)}'
-            f'{_nearly(absent, names)}'
-        )
+        findings.warn(f'classes of metainfo that are not categories of {path}: {_listed(absent)}')
     dropped = [name for name in names if name not in classes]
     if dropped:
         findings.warn(
@@ -347,29 +319,21 @@ def _decoded(text: str) -> list[int]:
 
 
 def _check_corners(annotations: Sequence[dict], findings: Findings) -> None:
-    """Reports boxes that contradict their mask or area, mostly because they are (x1, y1, x2, y2).
-
-    If most boxes are in that format, it is an error.
-    """
-    kinds = [_contradiction(ann) for ann in annotations]
+    """Reports boxes that are (x1, y1, x2, y2) by their mask or area; an error if most are."""
+    kinds = [_are_corners(ann) for ann in annotations]
     judged = len(kinds) - kinds.count(None)
-    mostly = findings.error if kinds.count('corners') > judged / 2 else findings.warn
-    for ann, kind in zip(annotations, kinds, strict=True):
-        if kind == 'corners':
+    mostly = findings.error if kinds.count(True) > judged / 2 else findings.warn
+    for ann, are_corners in zip(annotations, kinds, strict=True):
+        if are_corners:
             mostly(
                 'boxes that are (x1, y1, x2, y2) according to their mask or area, instead of (x, '
                 'y, width, height)',
                 _example(ann, 'bbox'),
             )
-        elif kind == 'other':
-            findings.warn(
-                'boxes that are not around their mask, or smaller than their area',
-                _example(ann, 'bbox'),
-            )
 
 
-def _contradiction(ann: dict) -> str | None:
-    """'corners', 'other', 'none', or None if undecidable."""
+def _are_corners(ann: dict) -> bool | None:
+    """Whether a box is (x1, y1, x2, y2), or None if undecidable."""
     x, y, width, height = ann['bbox']
     mask, area = ann.get('segmentation'), ann['area']
     if mask:
@@ -382,34 +346,15 @@ def _contradiction(ann: dict) -> str | None:
         around = min(xs), min(ys), max(xs), max(ys)
         slack = 1 + 0.02 * max(around[2] - around[0], around[3] - around[1])
         box, corners = (x, y, x + width, y + height), (x, y, width, height)
-        if _far(box, around, slack) and not _far(corners, around, slack):
-            return 'corners'
-        return 'other' if _overlap(box, around) < _LEAST_OVERLAP else 'none'
+        return _far(box, around, slack) and not _far(corners, around, slack)
     if not 0 < area < 1e308 or min(width, height) <= 0:
         return None
     of_corners = (width - x) * (height - y) if width > x and height > y else 0
-    if abs(area - of_corners) <= 0.01 * area < abs(area - width * height):
-        return 'corners'
-    return 'other' if area > 1.1 * width * height + 2 else 'none'
+    return abs(area - of_corners) <= 0.01 * area < abs(area - width * height)
 
 
 def _far(one: Sequence[float], other: Sequence[float], slack: float) -> bool:
     return max(abs(a - b) for a, b in zip(one, other, strict=True)) > slack
-
-
-def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
-    """Intersection over union of two boxes (x1, y1, x2, y2)."""
-    sides = [max(min(one[i + 2], other[i + 2]) - max(one[i], other[i]), 0) for i in (0, 1)]
-    shared = sides[0] * sides[1]
-    areas = [max(b[2] - b[0], 0) * max(b[3] - b[1], 0) for b in (one, other)]
-    return shared / (sum(areas) - shared) if sum(areas) > shared else 1.0
-
-
-def _nearly(names: Sequence, others: Sequence) -> str:
-    """Names that differ from others only by blanks or capitals."""
-    plain = {str(name).strip().casefold(): name for name in others}
-    pairs = [(n, plain[k]) for n in names if (k := str(n).strip().casefold()) in plain]
-    return ''.join(f'; {a!r} is nearly {b!r}' for a, b in pairs[:_SHOWN])
 
 
 def _listed(names: Sequence) -> str:

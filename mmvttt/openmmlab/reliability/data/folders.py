@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .findings import LEARNED, Findings, Scope
-from .images import check_images, check_unread
+from .findings import Findings, Scope
+from .images import check_images
 
 # Names of folders that are parts of the data rather than classes.
 _PARTS = ('train', 'val', 'valid', 'validation', 'test', 'training', 'testing', 'images', 'labels')
@@ -36,7 +36,6 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
                 'model.head.num_classes, or move folders that are not classes'
             )
         _check_order(names, tuple(dataset.metainfo.get('classes') or ()), findings)
-        check_unread(root, dataset.extensions, findings, scope, case=False)
         findings.files = {os.path.realpath(root)}
     if not (scope.thorough or listed):
         return
@@ -54,22 +53,12 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
         findings.classes = classes
     findings.summary = f'{len(samples)} images in {listed or root}'
     findings.files = {os.path.realpath(sample['img_path']) for sample in samples}
-    labels = findings.classes or ()
     for sample in samples:
-        label, path = sample.get('gt_label'), sample['img_path']
-        name = labels[label] if isinstance(label, int) and label in range(len(labels)) else None
-        if name is not None:
-            findings.counts[name][LEARNED] += 1
+        label = sample.get('gt_label')
         if num_classes is not None and label is not None and label not in range(num_classes):
             findings.error(
                 f'labels outside the {num_classes} classes (0 to {num_classes - 1})',
-                f'{path} {label}',
-            )
-        folder = os.path.basename(os.path.dirname(path))
-        if listed and name is not None and folder in labels and folder != name:
-            findings.warn(
-                'images in the folder of a class that is not their label',
-                f'{path} {label} ({name!r})',
+                f'{sample["img_path"]} {label}',
             )
     check_images([(sample['img_path'], None) for sample in samples], findings, scope)
 

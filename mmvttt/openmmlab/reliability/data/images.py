@@ -15,9 +15,6 @@ from .findings import Findings, Scope
 
 # EXIF orientations with a rotation by 90°; OpenCV and mmcv apply them.
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
-# Suffixes of pictures; files that are searched for them before a training.
-_PICTURES = ('.jpg', '.jpeg', '.png', '.webp', '.bmp', '.tif', '.tiff')
-_SEARCHED = 20_000
 # Formats by content, not name: for an EPS, say, Pillow would start a PostScript interpreter.
 FORMATS = ('JPEG', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM', 'GIF')
 
@@ -52,11 +49,7 @@ def read_image(path: str) -> ImageFacts:
     except UnidentifiedImageError:
         return ImageFacts('files that are not images')
     except Image.DecompressionBombError:
-        import cv2
-
-        # Beyond Pillow's limit.
-        if cv2.imread(path, cv2.IMREAD_REDUCED_GRAYSCALE_8) is None:
-            return ImageFacts('images of more pixels than OpenCV reads (2^30), or damaged ones')
+        # Beyond Pillow's limit, and within OpenCV's.
         return ImageFacts(None, None)
     except Exception as error:
         # Pillow's decoders raise errors of any type, with numbers that differ between files.
@@ -88,33 +81,6 @@ def check_images(
                 'images of another size than annotated',
                 f'{path} (height and width {image.size}{turned}; annotated as {noted})',
             )
-
-
-def check_unread(
-    folder: str, suffixes: tuple[str, ...], findings: Findings, scope: Scope, *, case: bool = True
-) -> None:
-    """Warns of pictures in a folder that are not read because of other suffixes.
-
-    Looks at the first files only if not thorough; `case`: whether capitals matter in the suffixes.
-    """
-    for path in pictures_in(folder, scope):
-        if not (path if case else path.lower()).endswith(suffixes):
-            findings.warn(
-                f'pictures that are not read, because their names do not end in '
-                f'{" or ".join(suffixes)}',
-                path,
-            )
-
-
-def pictures_in(folder: str, scope: Scope) -> Iterator[str]:
-    """Yields the pictures in a folder and below; if not thorough, among its first files."""
-    left = None if scope.thorough else _SEARCHED
-    for path, _, names in os.walk(folder):
-        for name in names[:left]:
-            if name.lower().endswith(_PICTURES):
-                yield os.path.join(path, name)
-        if left is not None and (left := left - len(names)) <= 0:
-            return
 
 
 def decoded(read: Callable[[str], Any], paths: list[str], scope: Scope) -> Iterator[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from .findings import Findings, Scope
-from .images import FORMATS, check_images, check_unread, decoded, read_image, spread
+from .images import FORMATS, check_images, decoded, read_image, spread
 
 # Maps decoded before a training: wrong labels are mostly wrong everywhere.
 _QUICK = 8
@@ -46,8 +46,6 @@ def check_labels(
         return
     findings.summary = f'{len(samples)} images in {folder}'
     findings.files = {os.path.realpath(sample['img_path']) for sample in samples}
-    if not dataset.ann_file:
-        check_unread(folder, (dataset.img_suffix,), findings, scope)
     maps = [sample['seg_map_path'] for sample in samples if sample.get('seg_map_path')]
     maps = maps if scope.thorough else spread(maps, _QUICK)
     sizes: list[tuple[int, int] | None] = []
