@@ -1,4 +1,4 @@
-"""Images that a backbone cannot take are refused; numbers that are not finite stay in theirs."""
+"""An empty batch is an error; numbers that are not finite stay in their image."""
 
 import copy
 import math
@@ -12,27 +12,15 @@ from mmvttt.openmmlab.registry import MODELS
 from .cases import refused
 from .models import BASES
 
-NAMES = ('Vittt', 'ViT3', 'T5', 'HViT3', 'ViTAdapter')
-WRONG_SHAPES = (
-    *((1, 4, 32, 32), (1, 0, 32, 32), (1, 3, 0, 40), (0, 3, 33, 32)),
-    *((), (3, 32, 32), (1, 3, 1, 32, 32)),
-)
 
-
-@pytest.fixture(scope='module', params=NAMES)
+@pytest.fixture(scope='module', params=['Vittt', 'ViT3', 'T5', 'HViT3', 'ViTAdapter'])
 def model(request: pytest.FixtureRequest) -> nn.Module:
     torch.manual_seed(0)
     return MODELS.build(copy.deepcopy(BASES[request.param])).eval()
 
 
-def test_wrong_shapes_and_types(model: nn.Module) -> None:
-    for shape in WRONG_SHAPES:
-        image = torch.zeros(shape)
-        allowed = 'an empty batch' if shape[:1] == (0,) else '(B, 3, H, W)'
-        refused(lambda x=image: model(x), allowed, str(shape), kind=ValueError)
-    for dtype in (torch.uint8, torch.int64, torch.bool):
-        image = torch.ones(1, 3, 32, 32, dtype=dtype)
-        refused(lambda x=image: model(x), str(image.dtype), 'normalise', kind=TypeError)
+def test_an_empty_batch(model: nn.Module) -> None:
+    refused(lambda: model(torch.zeros(0, 3, 33, 32)), 'an empty batch', kind=ValueError)
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
-"""The two doors of the reliability package, protect_config and protect_runner."""
+"""protect_config and protect_runner, and the files of a work directory: whole, or not there."""
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -9,20 +8,14 @@ from pathlib import Path
 
 import pytest
 from mmengine.config import Config
+from mmengine.fileio import LocalBackend
 
+from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import DataError, ResumeError, UsageError
 from mmvttt.openmmlab import registry as registries
 from mmvttt.openmmlab.apis import train
 
-
-def digests(folder: str) -> dict[str, str]:
-    return {
-        str(p): hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in Path(folder).rglob('*')
-        if p.is_file()
-    }
-
-
+SHORT = {'train_cfg.max_epochs': 1}
 HOLD = """
 import time
 from mmvttt.openmmlab.reliability.run_lock import RunLock
@@ -46,21 +39,24 @@ REFUSED = {
 }
 
 
+def contents() -> dict[str, bytes]:
+    """The files of the work directory, but for logs, in folders, and the lock."""
+    files = (p for p in Path('a').iterdir() if p.is_file() and p.name != '.lock')
+    return {p.name: p.read_bytes() for p in files}
+
+
 def test_a_refused_training_changes_no_byte(run: Callable) -> None:
-    run('train', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
+    run('train', work_dir='a', cfg_options=SHORT)
     good = Path('a/epoch_1.pth').read_bytes()
     Path('a/.epoch_1.pth.77.partial').write_bytes(b'being written')
     for kind, (options, error, message) in REFUSED.items():
         damaged = bytearray(good)
         damaged[len(damaged) // 2] ^= 255
         Path('a/epoch_1.pth').write_bytes(damaged if kind == 'damaged' else good)
-        # What is built before it is compared with a checkpoint writes folders of logs.
-        before = {k: v for k, v in digests('a').items() if k.count('/') == 1 or kind != 'batch'}
+        before = contents()
         with pytest.raises(error, match=message):
             run('train', work_dir='a', **options)
-        after = {k: v for k, v in digests('a').items() if k.count('/') == 1 or kind != 'batch'}
-        assert after == before, kind
-    before = {k: v for k, v in digests('a').items() if k != 'a/.lock'}
+        assert contents() == before, kind
     with subprocess.Popen([sys.executable, '-c', HOLD], stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b'locked\n'
         try:
@@ -69,7 +65,7 @@ def test_a_refused_training_changes_no_byte(run: Callable) -> None:
                 run('train', work_dir='a')
         finally:
             other.kill()
-    assert {k: v for k, v in digests('a').items() if k != 'a/.lock'} == before
+    assert contents() == before
 
 
 def test_the_folder_is_locked_before_anything_is_built(
@@ -84,42 +80,29 @@ def test_the_folder_is_locked_before_anything_is_built(
         return build(cfg)
 
     monkeypatch.setattr(train, 'build_runner', build_beside_another)
-    # By a link, whose target is another program's.
-    Path('a').mkdir()
-    Path('precious').write_text('mine')
-    Path('a/.lock').symlink_to(Path('precious').absolute())
-    run('train', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
+    run('train', work_dir='a', cfg_options=SHORT)
     assert f'process {os.getpid()} on' in others[0].stderr
-    assert Path('precious').read_text() == 'mine'
-
-
-def test_a_forgotten_resume_is_a_warning(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    messages: list[str] = []
-    monkeypatch.setattr(
-        'mmvttt.openmmlab.reliability.protect.print_log', lambda text, *_: messages.append(text)
-    )
-    for options in ({}, dict(resume='auto'), {}):
-        run('train', work_dir='a', cfg_options={'train_cfg.max_epochs': 1}, **options)
-    (warning,) = [text for text in messages if 'earlier training' in text]
-    assert 'epoch_1.pth' in warning
-    assert '--resume' in warning
 
 
 def test_links_in_the_folder_are_not_followed(run: Callable) -> None:
-    names = ['last_checkpoint', 'epoch_1.pth', 'tiny_config.py', 'best_mse_epoch_1.pth']
+    names = ['.lock', 'last_checkpoint', 'epoch_1.pth', 'tiny_config.py', 'best_mse_epoch_1.pth']
     Path('a').mkdir()
     for name in names:
         Path(f'precious_{name}').write_text('mine')
         Path('a', name).symlink_to(Path(f'precious_{name}').absolute())
-    options = {
-        'train_cfg.max_epochs': 1,
-        'default_hooks.checkpoint.save_best': 'mse',
-        'default_hooks.checkpoint.rule': 'less',
-    }
-    run('train', work_dir='a', cfg_options=options)
+    best = {'default_hooks.checkpoint.save_best': 'mse', 'default_hooks.checkpoint.rule': 'less'}
+    run('train', work_dir='a', cfg_options={**SHORT, **best})
     for name in names:
         assert Path(f'precious_{name}').read_text() == 'mine', name
         assert not Path('a', name).is_symlink()
+
+
+@pytest.mark.skipif(not Path('/proc').is_dir(), reason='a folder that even root cannot write')
+@pytest.mark.parametrize(('folder', 'reason'), [('file', 'File exists'), ('/proc/x', 'No such')])
+def test_a_folder_that_cannot_be_written(run: Callable, folder: str, reason: str) -> None:
+    Path('file').touch()
+    with pytest.raises(UsageError, match=rf"written to '.*{folder}' \({reason}.*--work-dir"):
+        run('train', work_dir=folder)
 
 
 # Warnings that a training may log.
@@ -133,13 +116,15 @@ WARNINGS = (
 )
 
 
-def test_the_log_of_a_training_has_no_other_warning(run: Callable) -> None:
-    run('train', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
-    (log,) = Path('a').glob('*/*.log')
-    lines = [line for line in log.read_text().splitlines() if ' - WARNING - ' in line]
-    assert lines
-    for line in lines:
-        assert line.partition(' - WARNING - ')[2].startswith(WARNINGS), line
+def test_warnings_of_a_training(run: Callable) -> None:
+    """The one that a resume may have been forgotten; no other in a first training."""
+    for options in ({}, dict(resume='auto'), {}):
+        run('train', work_dir='a', cfg_options=SHORT, **options)
+    lines = [line for log in Path('a').glob('*/*.log') for line in log.read_text().splitlines()]
+    texts = [line.partition(' - WARNING - ')[2] for line in lines]
+    (warning,) = [text for text in texts if text and not text.startswith(WARNINGS)]
+    assert 'checkpoints of an earlier training (epoch_1.pth)' in warning
+    assert '--resume' in warning
 
 
 def test_no_registry_asks_to_install_mmvttt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,3 +137,42 @@ def test_no_registry_asks_to_install_mmvttt(monkeypatch: pytest.MonkeyPatch) -> 
             registry.import_from_location()
             assert registry.get('NoSuchType') is None
     assert not [text for text in texts if 'install' in text]
+
+
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / 'a.pth'
+    write_whole(path, b'old')
+
+    def fail(*_: object) -> None:
+        raise OSError('disk full')
+
+    monkeypatch.setattr(os, 'replace', fail)
+    with pytest.raises(OSError, match='disk full'):
+        write_whole(path, b'new')
+    assert path.read_bytes() == b'old'
+    assert [p.name for p in tmp_path.iterdir()] == ['a.pth']
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / 'precious'
+    precious.write_text('mine')
+    (tmp_path / f'.a.pth.{os.getpid()}.partial').symlink_to(precious)
+    write_whole(tmp_path / 'a.pth', b'new')
+    assert precious.read_text() == 'mine'
+    assert (tmp_path / 'a.pth').read_bytes() == b'new'
+    assert not (tmp_path / 'a.pth').is_symlink()
+
+
+def test_mmengine_writes_whole_files(tmp_path: Path) -> None:
+    target = tmp_path / 'folder' / 'b.pth'
+    LocalBackend().put(b'one', target)
+    link = tmp_path / 'link.pth'
+    link.symlink_to(target)
+    LocalBackend().put(b'two', str(link))
+    assert not link.is_symlink()
+    assert link.read_bytes() == b'two'
+    assert target.read_bytes() != b'two'
+    LocalBackend().put_text('ä', tmp_path / 'c.txt', encoding='latin-1')
+    assert (tmp_path / 'c.txt').read_bytes() == b'\xe4'
