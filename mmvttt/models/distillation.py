@@ -1,6 +1,5 @@
 """Feature distillation: a linearized transformer learns its source's tokens, without labels."""
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,6 @@ from mmvttt.arguments import check_choice, check_int, check_number
 
 from .backbones.base import PlainBackbone
 from .linearize import Replacement, vit
-from .linearize.replacement import wrapper_of
 
 _TINY = 1e-6
 _HALF = (torch.float16, torch.bfloat16)
@@ -59,16 +57,11 @@ def block_tokens(
     """
     images = images.to(next(model.parameters()))
     if not isinstance(model, PlainBackbone):
-        if not isinstance(getattr(model, '_orig_mod', model), vit.MODELS):
-            if name := wrapper_of(model, _is_known):
-                raise TypeError(
-                    f'{type(model).__name__} is a wrapper, and its blocks are called one by one '
-                    f'here, in one process: unwrap it, model.{name}.'
-                )
+        if not isinstance(model, vit.MODELS):
             raise TypeError(
                 f'{type(model).__name__} has no sequence of blocks on the same tokens: give a '
                 'plain backbone of mmvttt, or a VisionTransformer, Eva, Beit or '
-                'VisionTransformerRelPos of timm.'
+                'VisionTransformerRelPos of timm, not compiled or wrapped.'
             )
         if inputs is not None:
             raise TypeError(
@@ -92,40 +85,8 @@ def block_tokens(
     return [*tokens, model.norm(x)]
 
 
-def _is_known(model: nn.Module) -> bool:
-    return isinstance(model, (PlainBackbone, *vit.MODELS))
-
-
-class KeptTokens:
-    """A source that remembers its tokens by image, for pictures that are not augmented.
-
-    Args:
-        source: The model, in evaluation mode.
-        most: Number of images, the first ones, whose tokens are kept in memory.
-    """
-
-    def __init__(self, source: nn.Module, most: int) -> None:
-        self.source = source
-        self.most = most
-        self._kept: dict[bytes, list[Tensor]] = {}
-
-    def __call__(self, images: Tensor) -> list[Tensor]:
-        """The tokens of `block_tokens`."""
-        pixels = [image.float().contiguous().cpu().numpy() for image in images]
-        names = [hashlib.sha256(repr(p.shape).encode() + p.tobytes()).digest() for p in pixels]
-        rows = {name: self._kept[name] for name in names if name in self._kept}
-        if new := {name: i for i, name in enumerate(names) if name not in rows}:
-            tokens = block_tokens(self.source, images[list(new.values())])
-            for row, name in enumerate(new):
-                rows[name] = [depth[row] for depth in tokens]
-                if len(self._kept) < self.most:
-                    # A row itself would keep its whole batch.
-                    self._kept[name] = [part.clone() for part in rows[name]]
-        return [torch.stack(depth) for depth in zip(*(rows[n] for n in names), strict=True)]
-
-
 def distillation_losses(
-    source: nn.Module | KeptTokens,
+    source: nn.Module,
     model: nn.Module,
     images: Tensor,
     loss: str = 'nmse',
@@ -135,7 +96,7 @@ def distillation_losses(
     """Differences between a model and its source, on images `(B, 3, H, W)`.
 
     Args:
-        source: The teacher, in evaluation mode, or its kept tokens; it gets no gradients.
+        source: The teacher, in evaluation mode; it gets no gradients.
         model: A model of the same tokens: the source after `linearize`.
         loss: 'nmse', squared error over the source's variance; 'cosine', 1 − its mean; or
             'smooth_l1', in units of the source's deviation. Prefix tokens (class, registers) and
@@ -156,8 +117,7 @@ def distillation_losses(
     """
     check_choice('loss', loss, tuple(LOSSES))
     with torch.no_grad():
-        remembered = isinstance(source, KeptTokens)
-        targets = source(images) if remembered else block_tokens(source, images)
+        targets = block_tokens(source, images)
     tokens = block_tokens(model, images, targets if blockwise else None)
     if len(tokens) != len(targets) or tokens[-1].shape != targets[-1].shape:
         raise ValueError(
@@ -212,7 +172,6 @@ def distil(
     lr: float = 3e-4,
     new_lr_mult: float = 5.0,
     blockwise: int = 0,
-    cache: int = 0,
     report: Callable[[int, dict[str, float]], None] | None = None,
     **options: Any,
 ) -> list[dict[str, float]]:
@@ -233,8 +192,6 @@ def distil(
         new_lr_mult: The new parameters learn at so many times `lr`.
         blockwise: Number of first steps in which the new parameters alone are trained, each block
             on its source's inputs. For plain backbones (`TimmViT`).
-        cache: Number of images whose source tokens are kept, where pictures are not augmented: the
-            source then runs once for each (DINOv3-S at 224²: 4 MB an image).
         report: Called after each step with its number and figures.
         options: `loss` and `depths` of `distillation_losses`.
 
@@ -249,7 +206,6 @@ def distil(
     """
     check_int('steps', steps, 1)
     check_int('blockwise', blockwise, 0, steps)
-    check_int('cache', cache, 0)
     check_number('lr', lr, above=0)
     check_number('new_lr_mult', new_lr_mult, above=0)
     names = new_parameters(model)
@@ -280,7 +236,6 @@ def distil(
         lambda i: min((i + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * i / steps)),
     )
     source.eval()
-    teacher = KeptTokens(source, cache) if cache else source
     model.train()
     curve: list[dict[str, float]] = []
     try:
@@ -298,7 +253,7 @@ def distil(
                         f'{type(images).__name__}'
                     )
                 with torch.enable_grad():
-                    losses = distillation_losses(teacher, model, images, blockwise=first, **options)
+                    losses = distillation_losses(source, model, images, blockwise=first, **options)
                 optimizer.zero_grad()
                 losses['loss_distil'].backward()
                 norm = torch.nn.utils.clip_grad_norm_([*trained, *new], 1.0)

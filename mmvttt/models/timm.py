@@ -35,8 +35,8 @@ class Classifier(nn.Module):
         global_pool: timm's pooling: 'avg' (the papers'), 'max', 'avgmax', 'catavgmax', or '' for
             none, which needs `num_classes=0`.
         drop_rate: Dropout before the head.
-        dynamic_img_size, dynamic_img_pad: Options of timm's vision transformers. Images of any size
-            are taken.
+        dynamic_img_size, dynamic_img_pad: Options of timm's vision transformers, without effect:
+            images of any size are taken.
         backbone: Further options of the backbone: `arch`, `drop_path_rate`, `mixer`, ….
     """
 
@@ -57,11 +57,6 @@ class Classifier(nn.Module):
     ) -> None:
         super().__init__()
         check_int('num_classes', num_classes, 0)
-        if not (dynamic_img_size and dynamic_img_pad):
-            raise ValueError(
-                'dynamic_img_size=False or dynamic_img_pad=False: images of any size are taken, '
-                'padded to whole patches; leave them out.'
-            )
         self.backbone = self._build(backbone_cls, in_channels=in_chans, **backbone)
         sizes = self._sizes()
         self.feature_info = [
@@ -144,33 +139,6 @@ class Classifier(nn.Module):
             final = {} if intermediates_only else {'image_features': self._normed(x)}
             return {'image_intermediates': features, **final}
         return features if intermediates_only else (self._normed(x), features)
-
-    def get_intermediate_layers(
-        self,
-        x: Tensor,
-        n: int | Sequence[int] = 1,
-        reshape: bool = False,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-    ) -> list[Tensor]:
-        """The outputs of the last n parts, or of certain ones, by the names of DINO.
-
-        Args:
-            x: Image `(B, in_chans, H, W)`.
-            n: How many, or which.
-            reshape: Whether to return maps `(B, C, h, w)`, or tokens `(B, h·w, C)`.
-            return_prefix_tokens: Refused: there are none.
-            norm: Whether to apply the final norm.
-        """
-        if return_prefix_tokens:
-            raise ValueError(
-                'return_prefix_tokens=True: there are no class or register tokens; leave it out.'
-            )
-        form = 'NCHW' if reshape else 'NLC'
-        outputs: Any = self.forward_intermediates(
-            x, n, norm=norm, output_fmt=form, intermediates_only=True
-        )
-        return outputs
 
     def _maps(self, x: Tensor, count: int) -> Iterator[Tensor]:
         """The maps `(B, C_i, h_i, w_i)` of the first `count` parts."""

@@ -31,75 +31,66 @@ def random_weights(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> Weights
     return weights
 
 
-def linear(name: str, inputs: int, outputs: int) -> dict:
-    return {f'{name}.weight': (outputs, inputs), f'{name}.bias': (outputs,)}
+def with_biases(layers: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes of weights and biases, from the shapes of weights by the name of their layer."""
+    return {
+        f'{name}.{kind}': shape if kind == 'weight' else shape[:1]
+        for name, shape in layers.items()
+        for kind in ('weight', 'bias')
+    }
 
 
-def conv(name: str, inputs: int, outputs: int, side: int, bias: bool = True) -> dict:
-    shapes = {f'{name}.weight': (outputs, inputs, side, side)}
-    return shapes | ({f'{name}.bias': (outputs,)} if bias else {})
+def batch_norm_shapes(name: str, channels: int) -> dict[str, tuple[int, ...]]:
+    statistics = dict.fromkeys((f'{name}.running_mean', f'{name}.running_var'), (channels,))
+    return with_biases({name: (channels,)}) | statistics | {f'{name}.num_batches_tracked': ()}
 
 
-def norm(name: str, channels: int, batch: bool = False) -> dict:
-    shapes = {f'{name}.weight': (channels,), f'{name}.bias': (channels,)}
-    if batch:
-        shapes |= {f'{name}.running_mean': (channels,), f'{name}.running_var': (channels,)}
-        shapes |= {f'{name}.num_batches_tracked': ()}
-    return shapes
-
-
-def block_shapes(name: str, channels: int, heads: int, dwc: bool) -> dict:
-    d = channels // heads
-    shapes = conv(f'{name}.cpe', 1, channels, 3)
-    shapes |= norm(f'{name}.norm1', channels)
-    shapes |= {f'{name}.attn.w1': (1, heads, d, d), f'{name}.attn.w2': (1, heads, d, d)}
-    shapes |= {f'{name}.attn.w3': (d, 1, 3, 3)}
-    shapes |= linear(f'{name}.attn.qkv', channels, 3 * channels + 3 * d)
-    shapes |= linear(f'{name}.attn.proj', channels + d, channels)
-    shapes |= norm(f'{name}.norm2', channels)
-    shapes |= linear(f'{name}.mlp.fc1', channels, 4 * channels)
-    shapes |= linear(f'{name}.mlp.fc2', 4 * channels, channels)
-    return shapes | (conv(f'{name}.mlp.dwc', 1, 4 * channels, 3) if dwc else {})
+def block_shapes(name: str, c: int, heads: int, dwc: bool) -> dict[str, tuple[int, ...]]:
+    d = c // heads
+    layers: dict[str, tuple[int, ...]] = {
+        'cpe': (c, 1, 3, 3),
+        'norm1': (c,),
+        'attn.qkv': (3 * c + 3 * d, c),
+        'attn.proj': (c, c + d),
+        'norm2': (c,),
+        'mlp.fc1': (4 * c, c),
+        'mlp.fc2': (c, 4 * c),
+    }
+    if dwc:
+        layers['mlp.dwc'] = (4 * c, 1, 3, 3)
+    inner = {'attn.w1': (1, heads, d, d), 'attn.w2': (1, heads, d, d), 'attn.w3': (d, 1, 3, 3)}
+    return {f'{name}.{part}': shape for part, shape in (with_biases(layers) | inner).items()}
 
 
 def plain_shapes(channels: int, depth: int, heads: int, classes: int) -> dict:
-    shapes = conv('patch_embed.proj', 3, channels, 16)
+    around = {'patch_embed.proj': (channels, 3, 16, 16), 'norm': (channels,)}
+    shapes = with_biases(around | {'head': (classes, channels)})
     for i in range(depth):
         shapes |= block_shapes(f'blocks.{i}', channels, heads, dwc=False)
-    return shapes | norm('norm', channels) | linear('head', channels, classes)
+    return shapes
 
 
 def hierarchical_shapes(
     dims: tuple[int, ...], depths: tuple[int, ...], heads: tuple[int, ...], classes: int = 0
 ) -> dict:
     """With `classes`, the classifier; without, the backbone of detection and segmentation."""
-    c = dims[0]
-    shapes = {}
-    for i, (inputs, outputs, side) in enumerate(
-        [
-            (3, c // 2, 3),
-            (c // 2, c // 2, 3),
-            (c // 2, c // 2, 3),
-            (c // 2, 4 * c, 3),
-            (4 * c, c, 1),
-        ]
-    ):
-        shapes |= conv(f'patch_embed.conv.{i}.conv', inputs, outputs, side, bias=False)
-        shapes |= norm(f'patch_embed.conv.{i}.norm', outputs, batch=True)
+    c, shapes = dims[0], {}
+    stem = [(c // 2, 3, 3), (c // 2, c // 2, 3), (c // 2, c // 2, 3), (4 * c, c // 2, 3)]
+    for i, (outputs, inputs, side) in enumerate([*stem, (c, 4 * c, 1)]):
+        shapes[f'patch_embed.conv.{i}.conv.weight'] = (outputs, inputs, side, side)
+        shapes |= batch_norm_shapes(f'patch_embed.conv.{i}.norm', outputs)
     for s, (channels, depth) in enumerate(zip(dims, depths, strict=True)):
         for i in range(depth):
             shapes |= block_shapes(f'layers.{s}.blocks.{i}', channels, heads[s], dwc=True)
         if s < len(dims) - 1:
-            down, wide = f'layers.{s}.downsample.conv', 4 * dims[s + 1]
-            shapes |= conv(f'{down}.0.conv', channels, wide, 1)
-            shapes |= conv(f'{down}.1.conv', 1, wide, 3)
-            shapes |= conv(f'{down}.2.conv', wide, dims[s + 1], 1)
-            shapes |= norm(f'{down}.2.norm', dims[s + 1], batch=True)
+            down, after = f'layers.{s}.downsample.conv', dims[s + 1]
+            convs = [(4 * after, channels, 1, 1), (4 * after, 1, 3, 3), (after, 4 * after, 1, 1)]
+            shapes |= with_biases({f'{down}.{i}.conv': shape for i, shape in enumerate(convs)})
+            shapes |= batch_norm_shapes(f'{down}.2.norm', after)
     if classes:
-        return shapes | norm('norm', dims[-1], batch=True) | linear('head', dims[-1], classes)
-    for s, channels in enumerate(dims):
-        shapes |= norm(f'norm{s}', channels)
-    return shapes
+        last = dims[-1]
+        return shapes | batch_norm_shapes('norm', last) | with_biases({'head': (classes, last)})
+    return shapes | with_biases({f'norm{s}': (channels,) for s, channels in enumerate(dims)})
 
 
 def silu_slope(z: Tensor) -> Tensor:
@@ -264,19 +255,19 @@ def t5_weights(
 ) -> Weights:
     """T⁵: with `gated` SwiGLU and convolutions, else the two-layer model without them."""
     d = channels // heads
-    shapes = {'pos_embed': (1, rows, channels)} | conv('patch_embed.proj', 3, channels, 16)
+    layers = {'patch_embed.proj': (channels, 3, 16, 16), 'norm': (channels,)}
+    layers['head'] = (classes, channels)
+    shapes: dict[str, tuple[int, ...]] = {'pos_embed': (1, rows, channels)}
     for i in range(depth):
         name = f'blocks.{i}'
-        shapes |= norm(f'{name}.norm1', channels) | norm(f'{name}.norm2', channels)
-        shapes |= {f'{name}.attn.w{j}': (1, heads, d, d) for j in ((1, 2, 3) if gated else (1, 2))}
+        layers |= {f'{name}.norm1': (channels,), f'{name}.norm2': (channels,)}
+        layers |= {f'{name}.attn.qkv': (3 * channels, channels)}
+        layers |= {f'{name}.attn.proj': (channels, channels)}
+        layers |= {f'{name}.mlp.fc1': (hidden, channels), f'{name}.mlp.fc2': (channels, hidden)}
         if gated:
-            shapes |= conv(f'{name}.attn.q_conv2d', 1, channels, 3)
-            shapes |= conv(f'{name}.attn.k_conv2d', 1, channels, 3)
-        shapes |= linear(f'{name}.attn.qkv', channels, 3 * channels)
-        shapes |= linear(f'{name}.attn.proj', channels, channels)
-        shapes |= linear(f'{name}.mlp.fc1', channels, hidden)
-        shapes |= linear(f'{name}.mlp.fc2', hidden, channels)
-    return random_weights(shapes | norm('norm', channels) | linear('head', channels, classes))
+            layers |= {f'{name}.attn.{side}_conv2d': (channels, 1, 3, 3) for side in 'qk'}
+        shapes |= {f'{name}.attn.w{j}': (1, heads, d, d) for j in range(1, 4 if gated else 3)}
+    return random_weights(shapes | with_biases(layers))
 
 
 def swiglu_head(q: Tensor, k: Tensor, v: Tensor, w: list[Tensor]) -> Tensor:

@@ -101,38 +101,24 @@ def test_under_ddp_without_looking_for_unused_parameters(name: str, one_process:
 
 
 SMALL = dict(embed_dims=16, num_layers=1, num_heads=2, feedforward_channels=16)
-INNER = [
-    dict(type='FC'),
-    dict(type='MLP'),
-    dict(type='MLP', ratio=2),
-    dict(type='MLP', depth=3, residual='input'),
-    dict(type='MLP', residual='weight'),
-    dict(type='SiLUFC'),
-    dict(type='GatedFC'),
-    dict(type='SwiGLU'),
-    dict(type='Conv'),
-    dict(type='DWConv'),
-]
-# The rows of the papers' ablations (docs/own_config.md): options of a TTTMixer.
+# Points of the papers' ablations (docs/own_config.md): options of a TTTMixer.
 ROWS = [
-    *(dict(inner=inner, loss=loss) for inner in INNER for loss in INNER_LOSSES),
-    dict(num_batches=3),
-    dict(epochs=2),
+    *(dict(loss=loss) for loss in INNER_LOSSES),
+    *(dict(inner=inner, loss='l1') for inner in ('GatedFC', 'Conv', 'DWConv')),
+    dict(inner=dict(type='MLP', depth=3, residual='input'), neighborhood=3),
     dict(num_batches=2, epochs=2, loss='l2'),
-    dict(step=0.1),
     dict(step='dynamic'),
     dict(damping=True, loss='l2'),
     dict(key_position=(4, 4), step=2.0),
     dict(inner=dict(type='LinearAttention', project=True)),
     dict(inner=dict(type='SoftmaxAttention')),
-    *(dict(key_norm=norm, loss='l1') for norm in (None, *KEY_NORMS)),
-    *(dict(locality=locality, loss='l1') for locality in (None, 'dwc_v', 'dwc_qk')),
-    dict(neighborhood=3, inner=dict(type='MLP', depth=3)),
+    *(dict(key_norm=norm, loss='l1') for norm in KEY_NORMS),
+    *(dict(locality=locality, loss='l1') for locality in ('dwc_v', 'dwc_qk')),
 ]
 
 
 @pytest.mark.parametrize('row', ROWS, ids=lambda row: '-'.join(map(str, row.values())))
-def test_every_row_of_the_design_space_can_be_recomputed(row: dict) -> None:
+def test_a_point_of_the_design_space_can_be_recomputed(row: dict) -> None:
     mixer = dict(type='mmvttt.TTTMixer', inner=dict(type='SwiGLU')) | row
     results = []
     for with_cp in (False, True):

@@ -94,40 +94,16 @@ def test_a_step_reaches_every_parameter_and_lowers_the_loss(name: str) -> None:
 
 
 @every_backbone
-@pytest.mark.parametrize('head', ['BatchNorm', 'UPerHead', 'FCNHead'])
-def test_one_image_has_the_gradients_of_two_copies(name: str, head: str) -> None:
+def test_one_image_has_the_gradients_of_two_copies(name: str) -> None:
     """Layouts of a batch of 1 are where torch's BatchNorm on the CPU goes wrong (docs/faq.md)."""
-    if head != 'BatchNorm':
-        pytest.importorskip('mmseg', reason='the heads are of mmsegmentation')
-        from mmengine.registry import MODELS as ROOT
-    model, strides = build(name).double().train(), CASES[name][1]
+    model = build(name).double().train()
     x = torch.randn(1, 3, 96, 80, dtype=torch.float64)
-    channels = [m.shape[1] for m in model(x)]
-    options = dict(
-        channels=8,
-        num_classes=3,
-        norm_cfg=BN,
-        dropout_ratio=0,
-        align_corners=False,
-        # Whatever default scope an earlier test has left.
-        loss_decode=dict(type='mmseg.CrossEntropyLoss'),
-    )
-    if head == 'BatchNorm':
-        top = nn.ModuleList(nn.BatchNorm2d(c) for c in channels)
-    elif head == 'UPerHead':
-        every = dict(in_channels=channels, in_index=list(range(len(strides))))
-        top = ROOT.build(dict(type='mmseg.UPerHead', pool_scales=(2, 3), **every, **options))
-    else:
-        last = dict(in_channels=channels[-1], in_index=len(strides) - 1)
-        top = ROOT.build(dict(type='mmseg.FCNHead', **last, **options))
-    top = top.double().train()
-    named = [*model.named_parameters(), *top.named_parameters(prefix='head')]
+    heads = nn.ModuleList(nn.BatchNorm2d(m.shape[1]) for m in model(x)).double().train()
+    named = [*model.named_parameters(), *heads.named_parameters(prefix='head')]
     grads = []
     for copies in (1, 2):
         maps = model(x.expand(copies, -1, -1, -1).clone())
-        outs = (
-            [m(f) for m, f in zip(top, maps, strict=True)] if head == 'BatchNorm' else [top(maps)]
-        )
+        outs = [head(m) for head, m in zip(heads, maps, strict=True)]
         # A norm leaves the sum of its output as it was: weigh every cell differently.
         weights = [torch.linspace(-1, 1, o[0].numel()).sin().view_as(o[0]) for o in outs]
         loss = sum((o.tanh() * w).mean() for o, w in zip(outs, weights, strict=True))
@@ -384,8 +360,6 @@ def test_a_traced_model_computes_the_same(name: str) -> None:
     )
     assert counted['params'] == sum(p.numel() for p in model.parameters())
     assert counted['flops'] > 0
-    fvcore = pytest.importorskip('fvcore.nn')
-    assert fvcore.FlopCountAnalysis(model, image).total() > 0
 
 
 @pytest.mark.parametrize(
@@ -414,103 +388,54 @@ def test_a_wrong_image_is_named(name: str, shape: tuple[int, ...]) -> None:
     assert str(shape) in str(error.value)
     with pytest.raises(TypeError, match='floating-point'):
         model(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
-
-
-@pytest.mark.parametrize('name', ['Vittt', 'ViT3', 'T5', 'ViTAdapter'])
-def test_an_image_smaller_than_a_patch_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match='15×40 pixels is smaller than a patch'):
-        build(name)(torch.zeros(1, 3, 15, 40))
+    if name in OWN[:3]:
+        with pytest.raises(ValueError, match='15×40 pixels is smaller than a patch'):
+            model(torch.zeros(1, 3, 15, 40))
 
 
 SIGLIP = dict(model='vit_base_patch16_siglip_224')
-SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
 # Options of all of these, and words of the message in their order.
 BAD = [
     (OWN, dict(arch='huge'), "'huge'.*base.*small.*tiny"),
     (OWN, dict(arch=dict(embed_dims=64)), 'exactly the keys.*embed_dims.*num_heads'),
     ((*OWN, 'TimmViT'), dict(out_type='raw'), "out_type='raw'.*featmap.*avg_featmap"),
     (OWN, dict(drop_path_rate=1.0), r'drop_path_rate=1\.0'),
-    (OWN, dict(drop_path_rate=-0.1), r'drop_path_rate=-0\.1'),
     (OWN, dict(out_indices=7), 'out_indices=7.*3'),
-    (OWN, dict(out_indices=()), r'out_indices=\[\]'),
     (OWN, dict(out_indices=(1, 1)), r'out_indices=\[1, 1\]'),
     ((*OWN, 'TimmViT'), dict(frozen_stages=5), 'frozen_stages=5.*-1 to 4'),
     (OWN[:3], dict(arch=dict(PLAIN, num_heads=5)), 'embed_dims=64.*num_heads=5'),
     (('Vittt',), dict(design='conv3d'), 'conv3d.*conv2d'),
     (('Vittt',), dict(residual='none'), 'none.*input.*normed'),
     (('Vittt',), dict(cls_mode='sum'), 'sum.*mean'),
-    (('Vittt',), dict(mixer=dict(mini_batch_size=0)), 'mini_batch_size=0.*1'),
     (('Vittt',), dict(mixer=dict(learnable_states=3)), 'learnable_states=3.*0'),
     (('Vittt',), dict(mixer=dict(directions=('up',))), 'up.*forward'),
-    (('Vittt',), dict(mixer=dict(conv_kernel=-1)), '-1.*0'),
-    (('T5',), dict(mixer=dict(key_norm='batch')), "batch.*'instance'"),
-    (('T5',), dict(mixer=dict(locality='conv')), 'conv.*dwc_qk'),
-    (('T5',), dict(mixer=dict(neighborhood=4)), 'neighborhood=4.*odd'),
-    (('T5',), dict(mixer=dict(neighborhood=0)), 'neighborhood=0'),
-    (('T5',), dict(mixer=dict(inner='Performer')), 'Performer.*SoftmaxAttention'),
-    (('T5',), dict(mixer=dict(SOFTMAX, loss='l2')), 'SoftmaxAttention.*loss'),
-    (('T5',), dict(mixer=dict(loss='huber')), 'huber.*dot.*l2'),
     (('HViT3',), dict(arch=dict(STAGES, depths=(1, 1))), r'each stage.*\(1, 1\)'),
     (('HViT3',), dict(arch=dict(STAGES, num_heads=(1, 2, 5, 4))), '48.*5'),
     (('HViT3',), dict(out_type='avg_featmap', out_indices=(2, 3)), r'avg_featmap.*\(2, 3\)'),
-    (('TimmViT',), dict(model='vit_small_patch16_dinov4'), "'vit_small_patch16_dinov4'.*Unknown"),
     (('TimmViT',), dict(model='resnet18'), "'resnet18': timm cannot build it"),
     (('TimmViT',), dict(model='beit_base_patch16_224'), "'beit_base_patch16_224'"),
     (('TimmViT',), dict(SIGLIP, out_type='cls_token'), 'no class token'),
-    (('TimmViT',), dict(linearize=dict(where='t6')), "where='t6'"),
-    (('TimmViT',), dict(patch_size=0), 'patch_size=0'),
     (('ViTAdapter',), dict(task='cls'), "task='cls'.*'det'.*'seg'"),
     (('ViTAdapter',), dict(deform_num_heads=5), '64 value channels.*5 heads'),
     (('ViTAdapter',), dict(deform_num_heads=4, deform_ratio=0.03), r'deform_ratio 0\.03'),
-    (('ViTAdapter',), dict(num_points=0), 'num_points=0.*1 or more'),
-    (
-        ('ViTAdapter',),
-        dict(interaction_indexes=[[0, 1], [1, 3]]),
-        r'\[\[0, 1\], \[1, 3\]\].*0 to 3',
+    *(
+        (('ViTAdapter',), dict(interaction_indexes=groups), 'interaction_indexes.*0 to 3')
+        for groups in ([[0, 1], [1, 3]], [[0, 1], [2, 4]], [[0, 1], [3, 3]], [[0, 1, 3]], [])
     ),
-    (('ViTAdapter',), dict(interaction_indexes=[[0, 1], [2, 4]]), 'indexes=4.*0 to 3'),
-    (
-        ('ViTAdapter',),
-        dict(interaction_indexes=[[0, 1], [3, 3]]),
-        r'\[\[0, 1\], \[3, 3\]\].*0 to 3',
-    ),
-    (('ViTAdapter',), dict(interaction_indexes=[[0, 2]]), r'\[\[0, 2\]\].*0 to 3'),
-    (('ViTAdapter',), dict(interaction_indexes=[[0, 1, 3]]), r'\[\[0, 1, 3\]\].*0 to 3'),
-    (('ViTAdapter',), dict(interaction_indexes=[]), r'interaction_indexes is \[\].*0 to 3'),
-    (
-        ('ViTAdapter',),
-        dict(task='seg', interaction_indexes=[[0, 3]]),
-        'needs 4 interactions.*has 1',
-    ),
-    (('ViTAdapter',), dict(out_indices=(0, 4)), 'out_indices=4: give an integer, 0 to 3'),
+    (('ViTAdapter',), dict(task='seg', interaction_indexes=[[0, 3]]), 'needs 4 inter.*has 1'),
     (('ViTAdapter',), dict(out_indices=()), 'out_indices is empty.*0, 1, 2, 3'),
-    (('ViTAdapter',), dict(num_extra_extractors=-1), 'num_extra_extractors=-1.*0 or more'),
-    (('ViTAdapter',), dict(conv_inplane=0), 'conv_inplane=0.*1 or more'),
     (('ViTAdapter',), dict(cffn_ratio=0.0), r'cffn_ratio is 0\.0.*with_cffn=False'),
-    (('ViTAdapter',), dict(drop_path_rate=1.0), r'drop_path_rate=1\.0.*\[0, 1\)'),
 ]
 
 
 @pytest.mark.parametrize(
     ('name', 'options', 'words'),
     [
-        pytest.param(name, options, words, id=f'{name}-{words}')
+        pytest.param(name, options, words, id=f'{name}-{options}')
         for names, options, words in BAD
         for name in names
     ],
 )
 def test_a_bad_option_is_named(name: str, options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=f'(?s){words}'):
-        build(name, **options)
-
-
-@pytest.mark.parametrize(
-    ('name', 'options', 'words'),
-    [
-        ('T5', dict(mixer=3), 'mixer=3.*TTTMixer'),
-        ('ViTAdapter', dict(norm_layer=None), "None.*'BN'"),
-    ],
-)
-def test_an_option_of_another_type_is_named(name: str, options: dict, words: str) -> None:
-    with pytest.raises(TypeError, match=words):
         build(name, **options)

@@ -210,28 +210,6 @@ def test_other_sizes_than_the_key_position_and_bf16() -> None:
     torch.testing.assert_close(out.float(), module(x, HW), rtol=0.05, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ('kwargs', 'named'),
-    [
-        (dict(inner=dict(type='MLP', depth=1)), ['depth=1', 'FC']),
-        (dict(inner=dict(type='MLP', ratio=0)), ['ratio=0']),
-        (dict(inner=dict(type='MLP', residual='all')), ['all', 'input', 'weight']),
-        (dict(inner=dict(type='MLP', ratio=2, identity_init=True)), ['ratio=2', 'ratio=1']),
-        (dict(num_batches=0), ['num_batches=0', '1 or more']),
-        (dict(epochs=0), ['epochs=0', '1 or more']),
-        (dict(step=0), ['step=0', 'dynamic']),
-        (dict(step='fast'), ['fast', 'dynamic']),
-        (dict(num_heads=3), ['16', '3']),
-    ],
-)
-def test_bad_options_are_named(kwargs: dict, named: list[str]) -> None:
-    options = {'embed_dims': 16, 'num_heads': 2, 'inner': dict(type='FC'), **kwargs}
-    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
-        TTTMixer(**options)
-    for text in named:
-        assert text in str(error.value)
-
-
 def test_weights_that_are_no_parameters_for_a_while() -> None:
     """FSDP puts plain tensors in their places while a block is computed again."""
     module, x = mixer(dict(type='MLP'), loss='l2'), tokens()

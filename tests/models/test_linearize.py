@@ -246,26 +246,12 @@ def test_counts(name: str, new: int, small: tuple, large: tuple) -> None:
             assert counter.get_total_flops() / 2e9 == pytest.approx(macs, abs=0.06)
 
 
-# A model of each module of timm that is refused, and part of its message.
+# A model of an unknown class, of unknown attentions in its blocks, and of stages without attention.
 REFUSED = {
-    'vit_base_patch16_xp_224': 'share a projection',
-    'vit_dlittle_patch16_reg1_gap_256': 'difference of two softmaxes',
-    'vit_dpwee_patch16_reg1_gap_256': 'share a projection',
-    'samvit_base_patch16': 'windows',
-    'naflexvit_base_patch16_gap': 'a mask of its own',
-    'cait_xxs24_224': 'heads',
-    'convit_tiny': 'gated by positions',
-    'xcit_nano_12_p16_224': 'over channels',
-    'hiera_tiny_224': 'windows',
-    'swin_tiny_patch4_window7_224': 'windows',
-    'mvitv2_tiny': 'pooled',
-    'twins_pcpvt_small': 'windows',
-    'pvt_v2_b0': 'pooled',
-    'crossvit_9_240': 'two maps',
-    'tnt_s_patch16_224': 'of pixels',
-    'visformer_tiny': 'a convolution of a map',
+    'samvit_base_patch16': 'all tokens of one image',
+    'vit_dlittle_patch16_reg1_gap_256': 'DiffAttention is not one|has no attention that is known',
+    'vit_base_patch16_xp_224': 'has no attention that is known',
     'poolformer_s12': 'has no attention, but pools',
-    'resnet18': 'no attention',
 }
 
 
@@ -285,8 +271,7 @@ def test_behind_convolutions(name: str) -> None:
     with torch.device('meta'):
         model = timm.create_model(name, dynamic_img_size='vitamin' not in name)
         linearize(model)
-        # Convolutions make a map of ⌈side / 32⌉ from sides that are no multiples of 32.
-        size = (224, 224) if 'vitamin' in name else (161, 289)
+        size = (224, 224) if 'vitamin' in name else (160, 288)
         assert model(torch.empty(1, 3, *size)).dim() == 2
 
 
@@ -331,29 +316,11 @@ def test_in_stages(build_staged, count: int) -> None:
         linearize(model)
     # One of several attentions, and none of the rest.
     partly = copy.deepcopy(source)
-    assert len(linearize(partly, record.replaced[1], **SOFTMAX).left) == count - 1
+    assert len(linearize(partly, record.replaced[-1], **SOFTMAX).left) == count - 1
     assert torch.equal(partly(x), source(x))
-
-
-def test_a_stage_checkpoints_its_blocks() -> None:
-    grads, calls = [], []
-    # Checkpointing can be on before linearize, or set afterwards; the last is the source.
-    for before, after in ((False, False), (False, True), (True, None), (True, True)):
-        torch.manual_seed(0)
-        model = caformer().train()
-        model.set_grad_checkpointing(before)
-        if (before, after) != (True, True):
-            linearize(model)
-        if after is not None:
-            model.set_grad_checkpointing(after)
-        count: list[int] = []
-        model.stages[2].blocks[0].register_forward_pre_hook(lambda *_, c=count: c.append(1))
-        model(torch.ones(1, 3, 64, 96, dtype=torch.float64)).square().sum().backward()
-        grads.append([p.grad for p in model.parameters()])
-        calls.append(len(count))
-    assert calls[0] == 1 < calls[1] == calls[2] == calls[3]
-    assert all(torch.equal(*pair) for pair in zip(grads[0], grads[2], strict=True))
-    assert all(torch.equal(*pair) for pair in zip(*grads[:2], strict=True))
+    if build_staged is caformer:
+        with pytest.raises(ValueError, match=r'stages\.2\.blocks\.0\.token_mixer is left in a st'):
+            linearize(source, record.replaced[1])
 
 
 def global_self_attention(model: nn.Module) -> bool:
@@ -393,24 +360,12 @@ def test_the_whole_registry() -> None:
 VIT = 'vit_tiny_patch16_224'
 
 
-def changed(name: str = VIT, **attributes) -> nn.Module:
-    """A model with other attributes in one of its attentions."""
-    model = build(name)
-    for path, value in attributes.items():
-        module, _, attribute = f'blocks.1.attn.{path}'.replace('__', '.').rpartition('.')
-        owner = model.get_submodule(module)
-        owner._parameters.pop(attribute, None)
-        setattr(owner, attribute, value)
-    return model
-
-
-def compiled_blocks() -> nn.Module:
+def odd_heads() -> nn.Module:
     model = build(VIT)
-    model.blocks.compile(backend='eager')
+    model.blocks[1].attn.head_dim = 15
     return model
 
 
-INTEGERS = nn.Parameter(torch.zeros(96, 32).char(), False)
 BAD = [
     (lambda: build(VIT), dict(where=5), r"where=5 .*'blocks.0.attn' to 'blocks.1.attn'"),
     (lambda: build(VIT), dict(where='t6'), r"where='t6' .*'t5', 't5\+', 'dit5'"),
@@ -421,26 +376,14 @@ BAD = [
     (lambda: build(VIT), dict(iner='MLP'), "no option 'iner', did you mean 'inner'.; it has inn"),
     (lambda: build(VIT), dict(neighborhood=4), 'neighborhood=4'),
     (lambda: build(VIT, attn_drop_rate=0.1), {}, 'attn_drop_rate=0'),
-    (lambda: build(VIT, patch_drop_rate=0.1), {}, 'patch_drop_rate=0'),
-    (lambda: nn.DataParallel(build(VIT)), {}, r'is a wrapper: .*linearize\(model.module\)'),
-    (lambda: torch.compile(build(VIT)), {}, r'linearize\(model._orig_mod\)'),
-    (
-        lambda: timm.create_model(VIT, features_only=True, out_indices=(0,)),
-        {},
-        r'linearize\(model.model\)',
-    ),
-    (lambda: changed(qkv__weight=INTEGERS), {}, 'blocks.1.attn .* its qkv is quantised: linear'),
-    # As in torch's quantised layers.
-    (lambda: changed(qkv__weight=lambda: None), {}, 'blocks.1.attn .* its qkv is quantised'),
-    (compiled_blocks, {}, 'compile or wrap the model, or every block'),
-    (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 1), {}, 'text'),
-    (lambda: 'vit_tiny_patch16_224', {}, 'got str'),
+    (lambda: torch.compile(build(VIT)), {}, 'it is a wrapper, or not known .* before it is compi'),
+    (lambda: VIT, {}, 'str cannot be linearized'),
     (
         lambda: build('vit_srelpos_small_patch16_224'),
         dict(where=[0]),
         r'share one position bias \(shared_rel_pos\)',
     ),
-    (lambda: changed(head_dim=15), {}, '32 channels do not divide into 2 heads'),
+    (odd_heads, {}, '32 channels do not divide into 2 heads'),
 ]
 
 

@@ -4,7 +4,6 @@ import copy
 import logging
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -179,7 +178,7 @@ def test_saved_and_loaded_by_diffusers(name: str, tmp_path: Path, caplog) -> Non
 
 
 @each
-def test_an_average_of_diffusers_is_saved_and_loaded(name: str, tmp_path: Path, caplog) -> None:
+def test_an_average_of_diffusers_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
     model = build(name)
     where, options = RECIPES[name]
     linearize(model, where, **options)
@@ -190,12 +189,6 @@ def test_an_average_of_diffusers_is_saved_and_loaded(name: str, tmp_path: Path, 
     # A float32 model holds them.
     weights = [p.float() for p in model.parameters()]
     assert all(torch.equal(*pair) for pair in zip(again.shadow_params, weights, strict=True))
-    # diffusers' class has no place for them; the log names the one that has.
-    average = EMAModel(model.parameters(), model_cls=type(model), model_config=model.config)
-    with caplog.at_level(logging.WARNING, 'diffusers'), pytest.raises(RuntimeError, match='size'):
-        average.save_pretrained(tmp_path / 'wrong')
-    assert f"'load_with': 'mmvttt.models.linearize.saved.{type(model).__name__}'" in caplog.text
-    assert not (tmp_path / 'wrong').exists()
 
 
 @pytest.mark.parametrize('loader', ['DiTPipeline', 'DiffusionPipeline'])
@@ -218,46 +211,6 @@ def test_a_pipeline_loads_again(loader: str, tmp_path: Path) -> None:
         torch.testing.assert_close(pipeline.transformer(**x).sample, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_pipeline_of_flux(tmp_path: Path) -> None:
-    pytest.importorskip('transformers', reason='diffusers has no FluxPipeline without transformers')
-    torch.manual_seed(0)
-    options = dict(num_layers=1, attention_head_dim=16, num_attention_heads=2)
-    options |= dict(joint_attention_dim=24, pooled_projection_dim=20, axes_dims_rope=(4, 4, 8))
-    source = Flux(in_channels=16, num_single_layers=1, guidance_embeds=True, **options).eval()
-    vae = diffusers.AutoencoderKL(
-        block_out_channels=(8, 8),
-        down_block_types=('DownEncoderBlock2D',) * 2,
-        up_block_types=('UpDecoderBlock2D',) * 2,
-        norm_num_groups=4,
-        shift_factor=0.1,
-    )
-    absent = ('text_encoder', 'tokenizer', 'text_encoder_2', 'tokenizer_2')
-    absent_too = ('image_encoder', 'feature_extractor')
-    none = dict.fromkeys(absent)
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
-
-    def draw(pipeline: Any) -> torch.Tensor:
-        embeds = dict(prompt_embeds=torch.ones(1, 7, 24), pooled_prompt_embeds=torch.ones(1, 20))
-        generator = torch.Generator().manual_seed(0)
-        options = dict(height=24, width=40, num_inference_steps=2, output_type='pt')
-        return pipeline(**embeds, **options, generator=generator).images
-
-    images = []
-    for put_back in (None, SOFTMAX, {}):
-        transformer = copy.deepcopy(source)
-        if put_back is not None:
-            linearize(transformer, **put_back)
-        pipeline = diffusers.FluxPipeline(
-            scheduler=scheduler, vae=vae, transformer=transformer, **none
-        )
-        images.append(draw(pipeline))
-    assert torch.equal(images[1], images[0])
-    assert not torch.equal(images[2], images[0])
-    pipeline.save_pretrained(tmp_path)
-    again = diffusers.FluxPipeline.from_pretrained(tmp_path, **none, **dict.fromkeys(absent_too))
-    torch.testing.assert_close(draw(again), images[2], rtol=0, atol=1e-5)
-
-
 def test_flux_fuses_its_projections_and_stays_linear() -> None:
     model = build('Flux')
     linearize(model)
@@ -272,12 +225,6 @@ REPLACING = {
         diffusers.models.attention_processor.JointAttnProcessor2_0()
     ),
     'fuse_qkv_projections': lambda m: m.fuse_qkv_projections(),
-    'set_processor': lambda m: m.transformer_blocks[1].attn.set_processor(
-        diffusers.models.attention_processor.JointAttnProcessor2_0()
-    ),
-    'XFormersJointAttnProcessor': lambda m: m.transformer_blocks[1].attn.set_processor(
-        diffusers.models.attention_processor.XFormersJointAttnProcessor()
-    ),
 }
 
 
@@ -370,19 +317,10 @@ def test_a_caller_tells_flux_its_map() -> None:
             model(**dict(x, img_ids=ids, hidden_states=tokens.to(x['hidden_states'])))
 
 
-@pytest.mark.parametrize(
-    ('name', 'reason'),
-    [
-        ('SanaTransformer2DModel', 'linear in the number of tokens already'),
-        ('Lumina2Transformer2DModel', 'a mask leaves out'),
-        ('QwenImageTransformer2DModel', 'a mask leaves out'),
-        ('UNet2DModel', 'that is known here'),
-    ],
-)
-def test_others_are_refused(name: str, reason: str) -> None:
+def test_another_model_is_refused() -> None:
     with torch.device('meta'):
-        model = getattr(diffusers, name)()
-    with pytest.raises(ValueError, match=f'{name} cannot be linearized: .*{reason}'):
+        model = diffusers.Lumina2Transformer2DModel()
+    with pytest.raises(ValueError, match='Lumina2Transformer2DModel cannot be linearized'):
         linearize(model)
 
 
@@ -455,13 +393,6 @@ def test_counts_of_sd35_t5() -> None:
 
 def test_bad_input() -> None:
     model = build('DiT')
-    with pytest.raises(ValueError, match=r'linearize\(model\._orig_mod\)'):
-        linearize(torch.compile(model))
-    integers = build('DiT')
-    weight = nn.Parameter(torch.zeros(32, 32).char(), False)
-    integers.transformer_blocks[2].attn1.to_k.weight = weight
-    with pytest.raises(ValueError, match=r'blocks\.2\.attn1 .* its to_k is quantised'):
-        linearize(integers)
     with pytest.raises(ValueError, match=r"where='sd3\.5-t5' is for another model"):
         linearize(model, 'sd3.5-t5')
     linearize(model)

@@ -54,64 +54,31 @@ def test_counts_of_tab_1_and_3(arch: str, mixer: dict, params: float, macs: floa
         assert counter.get_total_flops() / 2e9 + head / 1e9 == pytest.approx(macs, abs=1e-4)
 
 
-K = [[1, -1], [0.5, 2], [-1.5, 0], [2, 1]]
-V = [[1, 0], [0, -2], [1, 1], [-1, 3]]
-Q = [[0.5, 1], [-1, 1], [2, 0], [0, -1]]
-WEIGHTS = dict(w1=[[0.5, -1], [1, 0.25]], w2=[[1, 0.5], [-0.5, 1]], w3=[[-1, 0.5], [0.25, 2]])
+FUNCTIONS = {
+    'SwiGLU': lambda x, w1, w2, w3: (F.silu(x @ w1) * (x @ w2)) @ w3,
+    'MLP': lambda x, w1, w2: F.silu(x @ w1) @ w2,
+    'three layers': lambda x, w1, w2, w3: F.silu(F.silu(x @ w1) @ w2) @ w3,
+}
 
 
-def fp64(values: list) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-@pytest.mark.parametrize(
-    ('kind', 'loss', 'expected'),
-    [
-        (
-            dict(type='SwiGLU'),
-            'dot',
-            [
-                [-2.9105474636, 4.4988783353],
-                [0.1638725521, -0.5881973433],
-                [-25.5564897589, 41.4480488164],
-                [-0.0199421740, -1.6857320936],
-            ],
-        ),
-        (
-            dict(type='MLP'),
-            'l2',
-            [
-                [0.2055936054, -0.2209775298],
-                [0.0708955164, 0.4165132079],
-                [0.2071032207, -0.2566177378],
-                [-0.3891973219, 0.1459970073],
-            ],
-        ),
-        (
-            dict(type='MLP', depth=3),
-            'dot',
-            [
-                [-3.0927454398, 2.1778384025],
-                [0.6957316618, 2.0956422426],
-                [-7.6190223103, 7.5149239194],
-                [0.2748664407, 0.0272722269],
-            ],
-        ),
-    ],
-)
-def test_worked_example(kind: dict, loss: str, expected: list) -> None:
-    """One head of two channels; q, k, v come out of the projection as they are wanted."""
-    mixer = TTTMixer(2, 1, kind, loss=loss).double()
-    nn.init.eye_(mixer.proj.weight)
-    with torch.no_grad():
-        for name, weight in mixer.inner.named_parameters():
-            weight.copy_(torch.tensor(WEIGHTS[name]))
-    mixer.qkv = nn.Identity()
-    packed = fp64([Q, K, V]).permute(1, 0, 2).flatten(1)[None]
+@pytest.mark.parametrize('loss', ['dot', 'l2'])
+@pytest.mark.parametrize('kind', FUNCTIONS)
+def test_a_step_of_one_head(kind: str, loss: str) -> None:
+    inner = dict(type='MLP', depth=3) if kind == 'three layers' else kind
+    mixer = TTTMixer(4, 1, inner, loss=loss).double()
+    for parameter in mixer.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(1, 6, 4, dtype=torch.float64)
+    q, k, v = mixer.qkv(x)[0].chunk(3, -1)
+    weights = [w[0] for w in mixer.inner.parameters()]
+    output = FUNCTIONS[kind](k, *weights)
+    # Σ over channels, mean over tokens, times 1/√d.
+    error = -(output * v).sum() if loss == 'dot' else (output - v).square().sum() / 2
+    steps = torch.autograd.grad(error / (6 * 4**0.5), weights)
+    expected = FUNCTIONS[kind](q, *(w - step for w, step in zip(weights, steps, strict=True)))
     fused = mixer.fused
     for mixer.fused in {fused, False}:
-        out = mixer(packed, (2, 2))[0]
-        torch.testing.assert_close(out, fp64(expected), rtol=0, atol=1e-9)
+        torch.testing.assert_close(mixer(x, (2, 3))[0], mixer.proj(expected))
 
 
 def test_key_norms_are_torchs() -> None:

@@ -1,21 +1,16 @@
 """Every model of ours in timm's registry, by the contract that timm's own models are held to."""
 
-import os
-import zipfile
 from functools import partial
-from pathlib import Path
 
-import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
 from timm.data import resolve_model_data_config
 from timm.models import group_parameters
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch.utils.flop_counter import FlopCounterMode
 
-import mmvttt.models.timm as ours
+import mmvttt.models.timm  # noqa: F401 - registers the models
 
 PLAIN = dict(embed_dims=64, num_layers=3, num_heads=2, feedforward_channels=96)
 STAGED = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
@@ -46,7 +41,6 @@ SIZES = {
 # Vittt's depth-wise convolutions and η are beyond Eq. 13.
 COUNTED_ALIKE = {'vittt': 0.01, 'vit3': 0.005, 't5': 1e-4, 'h': 0.005}
 SHIPPED = 'vittt_nano_patch4_32'
-CIFAR10 = Path(os.environ.get('MMVTTT_DATA', Path(__file__).parents[3] / 'shared/data')) / 'cifar10'
 
 
 def reduced(name: str, **kwargs) -> torch.nn.Module:
@@ -71,24 +65,6 @@ def test_shipped_weights_answer_as_they_did_when_they_were_made() -> None:
     expected = [-0.0025, -4.3110, 0.9756, 0.1999, 4.8559, 0.5853, 0.0428, -0.5625, -2.1572, -2.0413]
     with torch.inference_mode():
         torch.testing.assert_close(model(image[None])[0], torch.tensor(expected), atol=2e-4, rtol=0)
-
-
-def test_shipped_weights_know_cifar10() -> None:
-    if not (CIFAR10 / 'test.zip').is_file():
-        pytest.skip(f'test.zip is not in {CIFAR10}: set MMVTTT_DATA')
-    model = timm.create_model(SHIPPED, pretrained=True).eval()
-    config = resolve_model_data_config(model)
-    mean, std = (torch.tensor(config[name]).view(3, 1, 1) for name in ('mean', 'std'))
-    with zipfile.ZipFile(CIFAR10 / 'test.zip') as archive:
-        names = sorted(name for name in archive.namelist() if name.endswith('.jpg'))
-        classes = sorted({name.split('/')[1] for name in names})
-        names = names[::25]
-        images = [np.array(Image.open(archive.open(name))) for name in names]
-    x = (torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 255 - mean) / std
-    labels = torch.tensor([classes.index(name.split('/')[1]) for name in names])
-    with torch.inference_mode():
-        actual = torch.cat([model(part) for part in x.split(100)]).argmax(1)
-    assert (actual == labels).double().mean() == pytest.approx(0.82, abs=0.01)
 
 
 @pytest.mark.parametrize('name', SIZES)
@@ -189,31 +165,12 @@ def test_intermediates_are_those_of_the_forward_pass(name: str) -> None:
         )
         tokens = features[-2].flatten(2).transpose(1, 2)
         torch.testing.assert_close(last, tokens, rtol=0, atol=0)
+        both = model.forward_intermediates(x, [-2], output_dict=True)
+        assert torch.equal(both['image_features'], final)
+        assert torch.equal(both['image_intermediates'][0], features[-2])
         pruned = reduced(name, features_only=True, out_indices=(1,))
         pruned.model.load_state_dict(model.state_dict(), strict=False)
         torch.testing.assert_close(pruned.eval()(x)[0], features[1], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize('name', FAMILIES)
-def test_calls_of_timms_vision_transformers(name: str) -> None:
-    model = reduced(name, dynamic_img_size=True).eval()
-    x = torch.randn(1, 3, 64, 80)
-    with torch.no_grad():
-        final, features = model.forward_intermediates(x)
-        actual = model.forward_intermediates(x, output_dict=True)
-        assert torch.equal(actual['image_features'], final)
-        for one, other in zip(actual['image_intermediates'], features, strict=True):
-            assert torch.equal(one, other)
-        actual = model.forward_intermediates(x, [0], output_dict=True, intermediates_only=True)
-        assert list(actual) == ['image_intermediates']
-        for n, expected in ((2, features[-2:]), ([0], features[:1])):
-            maps = model.get_intermediate_layers(x, n, reshape=True)
-            tokens = model.get_intermediate_layers(x, n)
-            for one, two, three in zip(maps, tokens, expected, strict=True):
-                assert torch.equal(one, three)
-                assert torch.equal(two, three.flatten(2).mT)
-        (normed,) = model.get_intermediate_layers(x, reshape=True, norm=True)
-        assert torch.equal(normed, final)
 
 
 @pytest.mark.parametrize('name', FAMILIES)
@@ -229,22 +186,13 @@ def test_what_is_left_of_a_pruned_model_runs(name: str) -> None:
             assert torch.equal(model.backbone(x)[0], features[1])
 
 
-@pytest.mark.parametrize('name', FAMILIES)
-def test_export_takes_the_place_of_scripting(name: str) -> None:
-    """TorchScript is deprecated, and the ops are beyond it; torch.export keeps them as they are."""
-    model = reduced(name, num_classes=5).eval()
-    x = torch.randn(1, 3, 64, 48)
-    exported = torch.export.export(model, (x,))
-    with torch.no_grad():
-        torch.testing.assert_close(exported.module()(x), model(x), rtol=0, atol=1e-6)
-
-
 def test_the_input_size_can_be_set() -> None:
-    model = reduced('vittt_tiny_patch16_224').eval()
+    model = reduced('vittt_tiny_patch16_224', frozen_stages=0).eval()
     x = torch.randn(1, 3, 96, 32)
     expected = model(x)
     model.set_input_size((96, 32))
     assert model.backbone.grid == (6, 2)
+    assert not model.backbone.pos_embed.requires_grad
     # The position embedding is resized once, not for every image.
     torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
 
@@ -262,13 +210,6 @@ def test_stages_take_any_size_and_norm_the_last() -> None:
     assert not torch.equal(raw[-1], final)
 
 
-@pytest.mark.parametrize('stages', [-1, 0])
-def test_another_input_size_leaves_what_is_frozen(stages: int) -> None:
-    model = reduced('vittt_tiny_patch16_224', frozen_stages=stages)
-    model.set_input_size((96, 32))
-    assert model.backbone.pos_embed.requires_grad is (stages < 0)
-
-
 def test_bad_options_are_named() -> None:
     model = reduced('vittt_tiny_patch16_224')
     x = torch.zeros(1, 3, 32, 32)
@@ -283,13 +224,5 @@ def test_bad_options_are_named() -> None:
     ):
         with pytest.raises(ValueError, match='num_classes=-3: give an integer, 0 or more'):
             change()
-    with pytest.raises(ValueError, match='dynamic_img_size=False'):
-        reduced('vittt_tiny_patch16_224', dynamic_img_size=False)
-    with pytest.raises(ValueError, match='return_prefix_tokens=True'):
-        model.get_intermediate_layers(x, return_prefix_tokens=True)
     with pytest.raises(RuntimeError, match='No pretrained weights'):
         timm.create_model('vittt_tiny_patch16_224', arch=PLAIN, pretrained=True)
-
-
-def test_listing_is_for_users_too() -> None:
-    assert {'vittt_tiny_patch16_224', 'Classifier'} <= set(ours.__all__)

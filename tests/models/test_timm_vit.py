@@ -12,7 +12,7 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import nn
 
 from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.errors import CheckpointMismatchError
 from mmvttt.models.linearize.folder import save_pretrained
 
 pytest.importorskip('mmengine')
@@ -109,9 +109,6 @@ def test_safetensors_and_patches_of_another_size(tmp_path: Path) -> None:
     assert ours.pos_embed.shape == (1, 1 + 14 * 14, 32)
     assert torch.equal(ours.patch_embed.proj.weight, expected['patch_embed.proj.weight'])
     assert torch.equal(ours.pos_embed, expected['pos_embed'])
-    (tmp_path / 'broken.safetensors').write_bytes(b'no tensors')
-    with pytest.raises(CheckpointError, match=r'broken.safetensors.* is damaged'):
-        backbone(name, tmp_path / 'broken.safetensors')
 
 
 def test_its_own_weights_at_another_grid(tmp_path: Path) -> None:
@@ -207,19 +204,21 @@ def test_a_folder_of_other_options_is_refused(
 ENTRIES = [
     (dict(num_attention_heads=2, hidden_act='gelu', layer_norm_eps=1e-5, rope_theta=100.0), ''),
     (dict(rope_parameters=dict(rope_theta=100.0), patch_size=16, key_bias=False), ''),
-    (dict(num_attention_heads=4), r'num_attention_heads=4 and not 2, .* set model_options'),
-    (dict(num_hidden_layers=3), r'num_hidden_layers=3 and not 2'),
-    (dict(num_register_tokens=0), r'num_register_tokens=0 and not 4'),
-    (dict(hidden_act='quick_gelu'), r"hidden_act='quick_gelu' and not 'gelu'"),
-    (dict(hidden_act='gelu_pytorch_tanh'), r"hidden_act='gelu_pytorch_tanh' and not 'gelu'"),
-    (dict(hidden_act='relu'), r"hidden_act='relu'"),
-    (dict(layer_norm_eps=1e-3), r'layer_norm_eps=0\.001 and not 1e-05'),
-    (dict(rope_theta=1000.0), r'rope_theta=1000\.0 and not 100\.0'),
-    (dict(rope_parameters=dict(rope_theta=1000.0)), r'rope_theta=1000\.0 and not 100\.0'),
-    (dict(key_bias=True), 'key_bias=True and not False'),
-    (dict(patch_size=14), 'patch_size=14 and not 16'),
-    (dict(use_mean_pooling=True), 'use_mean_pooling=True and not False'),
     (dict(use_mean_pooling=False), ''),
+    *(
+        ({name: value}, f"{name}='?{value}'? and not '?{ours}'?")
+        for name, value, ours in (
+            ('num_attention_heads', 4, 2),
+            ('num_hidden_layers', 3, 2),
+            ('num_register_tokens', 0, 4),
+            ('hidden_act', 'gelu_pytorch_tanh', 'gelu'),
+            ('layer_norm_eps', 1e-3, 1e-05),
+            ('rope_theta', 1000.0, 100.0),
+            ('key_bias', True, False),
+            ('patch_size', 14, 16),
+            ('use_mean_pooling', True, False),
+        )
+    ),
 ]
 
 

@@ -22,16 +22,6 @@ STRIDES = (4, 8, 16, 32)
 
 
 @pytest.mark.parametrize(
-    ('dims', 'millions'), [(192, '2.438'), (384, '5.830'), (768, '13.681')], ids=['T', 'S', 'B']
-)
-def test_parameters_without_backbone(dims, millions):
-    with torch.device('meta'):
-        model = ViTAdapter(PlainStub(dims, 12))
-    count = sum(p.numel() for name, p in model.named_parameters() if not name.startswith('backb'))
-    assert f'{count / 1e6:.3f}' == millions
-
-
-@pytest.mark.parametrize(
     ('arch', 'millions', 'heads', 'ratio', 'drop_path'),
     [('tiny', 9, 6, 1.0, 0.1), ('small', 32, 6, 1.0, 0.2), ('base', 115, 12, 0.5, 0.3)],
 )

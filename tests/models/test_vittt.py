@@ -97,14 +97,6 @@ def test_learnable_states_of_fig_7b(learnable: int, count: int) -> None:
     assert 'w0' in mixer.state_dict()
 
 
-@pytest.mark.parametrize('size', [1, 4, 64, 400])
-def test_other_mini_batch_sizes(size: int) -> None:
-    x = torch.randn(1, 3, 100, 70)
-    usual, out = (reduced(**mixer)(x)[0] for mixer in ({}, dict(mixer=dict(mini_batch_size=size))))
-    assert out.isfinite().all()
-    assert not torch.allclose(out, usual, atol=1e-3)
-
-
 @pytest.mark.parametrize('cls_mode', POOLING + CLASS_TOKENS)
 @pytest.mark.parametrize('out_type', ['featmap', 'avg_featmap'])
 def test_classification_strategies_of_tab_4(cls_mode: str, out_type: str) -> None:
@@ -139,11 +131,6 @@ def test_the_final_norm_is_for_the_last_block_alone(backbone: str) -> None:
         last = model.norm(model.run_block(1, first, hw))
         for actual, expected in zip(model(x), (first, last), strict=True):
             assert torch.equal(actual.flatten(2).mT, expected)
-
-
-def test_post_norm_adds_a_norm() -> None:
-    with_norm = sum(p.numel() for p in reduced(mixer=dict(post_norm=True)).parameters())
-    assert with_norm - sum(p.numel() for p in reduced().parameters()) == 3 * 2 * 64
 
 
 HW = (5, 7)
@@ -258,12 +245,3 @@ def test_weights_of_another_patch_size_see_the_enlarged_image() -> None:
     torch.testing.assert_close(
         model.patch_embed(large), source.patch_embed(patch), rtol=0, atol=1e-5
     )
-
-
-@pytest.mark.parametrize(
-    ('options', 'words'),
-    [(dict(eta_scale=0), 'eta_scale'), (dict(token_scale='fixed'), "token_scale='fixed'")],
-)
-def test_mistakes(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        TTTLinearMixer(16, 2, **options)

@@ -6,7 +6,6 @@ further inputs by name, `extras = ('rotation',)`, and gets them as keyword argum
 that have them.
 """
 
-import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -53,7 +52,7 @@ def build_mixer(
     `extras` are names of the block's inputs beyond the tokens and the size of their map.
 
     Raises:
-        TypeError: If it is not a module, or requires an extra that its block does not have.
+        TypeError: If it is not a module, or its extras are not a tuple.
     """
     options = {name: value for name, value in config.items() if name != 'type'}
     mixer = build_part(
@@ -72,13 +71,6 @@ def build_mixer(
         raise TypeError(
             f"{type(mixer).__name__}.extras={declared!r}: give a tuple, ('{declared}',)."
         )
-    for name in declared:
-        parameter = inspect.signature(mixer.forward).parameters.get(name)
-        if name not in extras and parameter and parameter.default is parameter.empty:
-            raise TypeError(
-                f'{type(mixer).__name__}.forward needs {name!r}, which its block does not have: '
-                f'give it a default; beyond (x, hw) there is {", ".join(extras) or "nothing"} here.'
-            )
     return mixer, tuple(name for name in declared if name in extras)
 
 

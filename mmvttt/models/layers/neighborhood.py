@@ -1,6 +1,5 @@
 """Neighbourhood attention, the local branch of T⁵⁺ (t5 Eq. 15; Hassani et al., 2023)."""
 
-import importlib.util
 from functools import cache, lru_cache
 
 import torch
@@ -17,9 +16,9 @@ def neighborhood_attention(
     """softmax(q·kᵀ / √d)·v over the window around each query, shifted into the map at its borders.
 
     So every query sees `window²` keys, none of them padding; a window larger than the map is cut to
-    it. On a GPU it uses NATTEN if installed, else torch's FlexAttention, compiled; elsewhere the
-    neighbours are gathered, a chunk of queries at a time (memory N·window²·C with gradients).
-    Uncompiled, FlexAttention would form all N² scores, and on a CPU it has no backward.
+    it. On a GPU it uses torch's FlexAttention, compiled; elsewhere the neighbours are gathered, a
+    chunk of queries at a time (memory N·window²·C with gradients). Uncompiled, FlexAttention would
+    form all N² scores, and on a CPU it has no backward.
 
     Args:
         q, k, v: `(B, h·w, H, d)`.
@@ -32,10 +31,6 @@ def neighborhood_attention(
     sides = (min(window, hw[0]), min(window, hw[1]))
     if not q.is_cuda:
         return _gathered(q, k, v, hw, sides)
-    if sides == (window, window) and window > 1 and _has_natten():
-        from natten.functional import na2d
-
-        return na2d(*(x.unflatten(1, hw) for x in (q, k, v)), kernel_size=sides).flatten(1, 2)
     return _flex(q, k, v, _block_mask(hw, sides, str(q.device)), _compiled_flex())
 
 
@@ -69,11 +64,6 @@ def _inside(query: Tensor, key: Tensor, hw: tuple[int, int], sides: tuple[int, i
 def _start(query: Tensor, side: int, window: int) -> Tensor:
     """First row or column of a window in a map with `side` rows or columns."""
     return (query - window // 2).clamp(0, side - window)
-
-
-@cache
-def _has_natten() -> bool:
-    return importlib.util.find_spec('natten') is not None
 
 
 @cache

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mmvttt.errors import UsageError
 
-from .replacement import CROSS, LINEAR, MapSize, Note, Replacement, checked_size, quantised
+from .replacement import CROSS, LINEAR, MapSize, Note, Replacement, checked_size
 
 # Model → the argument of its call that its blocks pass to their processors, and its position.
 _TO_PROCESSORS = {
@@ -31,22 +31,8 @@ _TO_PROCESSORS = {
 MODELS = tuple(_TO_PROCESSORS)
 _STACKS = ('transformer_blocks', 'single_transformer_blocks')
 _SOFTMAX = (AttnProcessor2_0, JointAttnProcessor2_0, FluxAttnProcessor)
-_MASKED = 'a mask leaves out the padding of its texts, and an inner step takes all tokens'
-# By class of diffusers: why a model is not taken.
-_REASONS = {
-    'SanaTransformer2DModel': 'its self-attention is linear in the number of tokens already',
-    'Lumina2Transformer2DModel': _MASKED,
-    'QwenImageTransformer2DModel': _MASKED,
-    'ZImageTransformer2DModel': _MASKED,
-    'ChromaTransformer2DModel': _MASKED,
-}
 # Has classes of the same names that load what was saved.
 _SAVED = f'{__package__}.saved'
-
-
-def reason_against(model: nn.Module) -> str | None:
-    """Reason for which a model of diffusers is refused, if its class is known."""
-    return _REASONS.get(type(model).__name__)
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
@@ -68,7 +54,7 @@ def _reason(attention: nn.Module) -> str | None:
         return (
             f'its processor is {type(attention.processor).__name__}, not the softmax of diffusers'
         )
-    return quantised(attention)
+    return None
 
 
 def replacement(model: nn.Module, attention: Attention, options: Mapping[str, Any]) -> Replacement:

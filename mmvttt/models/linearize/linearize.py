@@ -12,7 +12,7 @@ from mmvttt.checkpoints.names_table import names_table
 
 from ..layers.inner_options import InnerOptions
 from . import staged, vit
-from .replacement import CROSS, LINEAR, Note, wrapper_of
+from .replacement import CROSS, LINEAR, Note
 
 _T5 = dict(inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk')
 _GENERATION = dict(inner=dict(type='MLP'), loss='l2', key_norm='instance', locality='dwc_qk')
@@ -169,43 +169,20 @@ def linearize(
 
 def _family(model: nn.Module) -> ModuleType:
     """The module that knows the attentions of a model."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f'linearize() takes a model, got {type(model).__name__}: build it first.')
-    for family in (vit, staged):
-        if isinstance(model, family.MODELS):
-            return family
-    reason = vit.reason_against(model)
+    families = [vit, staged]
     if type(model).__module__.startswith(('diffusers.', __package__)):
         from . import diffusion
 
-        if isinstance(model, diffusion.MODELS):
-            return diffusion
-        reason = diffusion.reason_against(model)
-    if type(model).__module__.startswith('transformers.'):
-        reason = (
-            'it is of transformers; where timm has the same network, save it with save_pretrained, '
-            'then load the folder with load_pretrained into '
-            'mmvttt.models.backbones.TimmViT(name, linearize={})'
-        )
-    if name := wrapper_of(model, _is_known):
-        raise ValueError(
-            f'{type(model).__name__} is a wrapper: linearize what it holds, '
-            f'linearize(model.{name}), best before it is wrapped.'
-        )
-    reason = reason or (
-        'it has no attention of all tokens of an image that is known here, but none, or windows, '
-        'pooled or grouped keys, or text'
-    )
+        families.append(diffusion)
+    for family in families:
+        if isinstance(model, family.MODELS):
+            return family
     raise ValueError(
-        f'{type(model).__name__} cannot be linearized: {reason}. Give a VisionTransformer, Eva, '
-        'Beit, VisionTransformerRelPos, CAFormer, PiT or VOLO of timm, or a DiT, PixArt, SD3 or '
-        'Flux transformer of diffusers.'
+        f'{type(model).__name__} cannot be linearized: it is a wrapper, or not known to attend to '
+        'all tokens of one image. Give a VisionTransformer, Eva, Beit, VisionTransformerRelPos, '
+        'CAFormer, PiT or VOLO of timm, or a DiT, PixArt, SD3 or Flux transformer of diffusers, '
+        'before it is compiled or wrapped. Weights of transformers load into mmvttt.TimmViT.'
     )
-
-
-def _is_known(model: Any) -> bool:
-    taken = isinstance(model, (*vit.MODELS, *staged.MODELS))
-    return taken or type(model).__module__.startswith('diffusers.')
 
 
 def _chosen(

@@ -1,13 +1,11 @@
 """The module that replaces attention, and the size of the map, an argument of each call."""
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..layers.inner_options import InnerOptions
 from ..layers.ttt_mixer import InnerTraining
@@ -55,7 +53,6 @@ class MapSize(NamedTuple):
     @classmethod
     def of(cls, image: Tensor) -> 'MapSize':
         """The sides of an image or a map `(…, H, W)`."""
-        refuse_tracing(image)
         h, w = image.shape[-2:]
         # torch.jit.trace, by which counters of FLOPs look at a model, has tensors for sizes.
         return cls(int(h), int(w)) if torch.jit.is_tracing() else cls(h, w)
@@ -80,33 +77,6 @@ class Replacement(InnerTraining):
         """Names of the parameters that are initialised randomly, or of their copies in PEFT."""
         names = (name for name, _ in self.named_parameters())
         return [name for name in names if name.partition('.')[0] in self._new_parts]
-
-
-def refuse_tracing(x: Any) -> None:
-    """Raises TypeError if torch.fx traces a model: the sides of its map would be symbols."""
-    if isinstance(x, torch.fx.Proxy):
-        raise TypeError(
-            'a linearized model cannot be traced by torch.fx: for features of blocks take '
-            "forward_intermediates, or timm's features_only=True."
-        )
-
-
-def wrapper_of(model: nn.Module, is_known: Callable[[Any], bool]) -> str | None:
-    """Name of the attribute in which a wrapper (compiled, DDP, PEFT) holds a known model."""
-    for name in ('module', '_orig_mod', 'model', 'base_model.model'):
-        with suppress(AttributeError):
-            if is_known(attrgetter(name)(model)):
-                return name
-    return None
-
-
-def quantised(attention: nn.Module) -> str | None:
-    """Reason for which an attention cannot be replaced, if a layer of it is quantised."""
-    for name, module in attention.named_modules():
-        weight = getattr(module, 'weight', None)
-        if weight is not None and not (isinstance(weight, Tensor) and weight.is_floating_point()):
-            return f'its {name} is quantised: linearize the model before it is quantised'
-    return None
 
 
 def checked_size(map_size: MapSize | None, tokens: Tensor, others: int) -> MapSize:

@@ -1,12 +1,11 @@
 """timm's transformers in stages with attention of all tokens of a map: CAFormer, PiT, VOLO."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from timm.layers import Attention
-from timm.models import checkpoint_seq, metaformer, volo
-from timm.models.metaformer import MetaFormer, MetaFormerBlock
+from timm.models import metaformer, volo
+from timm.models.metaformer import MetaFormer
 from timm.models.pit import PoolingVisionTransformer
 from torch import Tensor, cat, nn
 
@@ -31,10 +30,9 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
 
 def replacement(model: nn.Module, attention: nn.Module, options: Mapping[str, Any]) -> Replacement:
     """A TTT attention with all that timm's attention has, to replace it."""
-    if isinstance(attention, volo.Attention):
-        return _MapAttention(attention, 0, **options)
-    prefix = model.num_tokens if isinstance(model, PoolingVisionTransformer) else 0
-    return vit.TTTAttention(attention, prefix, **options)
+    if isinstance(model, PoolingVisionTransformer):
+        return vit.TTTAttention(attention, model.num_tokens, **options)
+    return _MapAttention(attention, 0, **options)
 
 
 def install(
@@ -44,68 +42,42 @@ def install(
     note: Note,
 ) -> list[str]:
     """Puts replacements and stages into their places; returns the names of the new parameters."""
+    stages = {name.partition('.blocks.')[0] for name in built}
+    if isinstance(model, MetaFormer):
+        for name in left:
+            if name.partition('.blocks.')[0] in stages:
+                raise ValueError(
+                    f'{name} is left in a stage whose tokens would be a map: replace all '
+                    'attentions of a stage, or none.'
+                )
     new = vit.put_in_place(model, built, left, note)
-    if isinstance(model, volo.VOLO):
-        return new
-    kind = _PiTStage if isinstance(model, PoolingVisionTransformer) else _CAFormerStage
-    for name in {name.partition('.blocks.')[0] for name in built}:
-        parent, _, child = name.partition('.')
-        setattr(model.get_submodule(parent), child, kind(model.get_submodule(name)))
+    for name in () if isinstance(model, volo.VOLO) else stages:
+        stage = model.get_submodule(name)
+        if isinstance(model, MetaFormer):
+            # A map (B, h, w, C) goes through the blocks: their other layers take channels last.
+            stage.use_nchw = True
+            stage.downsample.register_forward_hook(_to_channels_last, prepend=True)
+            stage.register_forward_hook(_to_channels_first, prepend=True)
+        else:
+            parent, _, child = name.partition('.')
+            setattr(model.get_submodule(parent), child, _PiTStage(stage))
     return new
 
 
+def _to_channels_last(module: nn.Module, args: tuple[Tensor], x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1)
+
+
+def _to_channels_first(module: nn.Module, args: tuple[Tensor], x: Tensor) -> Tensor:
+    return x.permute(0, 3, 1, 2)
+
+
 class _MapAttention(vit.TTTAttention):
-    """The attention of VOLO, whose tokens are a map `(B, h, w, C)`."""
+    """An attention whose tokens are a map `(B, h, w, C)`, as VOLO's are."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         size = MapSize(*x.shape[1:3])
         return super().forward(x.flatten(1, 2), hw=size).unflatten(1, tuple(size))
-
-
-class _CAFormerStage(nn.Module):
-    """A `MetaFormerStage` that passes the size of its map to its blocks; names are the source's."""
-
-    def __init__(self, source: nn.Module) -> None:
-        super().__init__()
-        self.downsample = source.downsample
-        blocks = source.blocks
-        self.blocks = nn.Sequential(
-            *(_Block(b) if isinstance(b.token_mixer, Replacement) else b for b in blocks)
-        )
-        self.set_grad_checkpointing(source.grad_checkpointing)
-        self.train(source.training)
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Computes the blocks once more in the backward pass."""
-        self.grad_checkpointing = enable
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.downsample(x)
-        size = MapSize.of(x)
-        x = x.flatten(2).transpose(1, 2)
-        blocks = [partial(b, hw=size) if isinstance(b, _Block) else b for b in self.blocks]
-        if self.grad_checkpointing:
-            x = checkpoint_seq(blocks, x)
-        else:
-            for block in blocks:
-                x = block(x)
-        return x.transpose(1, 2).unflatten(2, tuple(size))
-
-
-class _Block(nn.Module):
-    """A `MetaFormerBlock` that passes the size of the map to its token mixer."""
-
-    def __init__(self, source: MetaFormerBlock) -> None:
-        super().__init__()
-        for name, child in source.named_children():
-            setattr(self, name, child)
-        self.train(source.training)
-
-    def forward(self, x: Tensor, hw: MapSize) -> Tensor:
-        y = self.drop_path1(self.token_mixer(self.norm1(x), hw=hw))
-        x = self.res_scale1(x) + self.layer_scale1(y)
-        y = self.drop_path2(self.mlp(self.norm2(x)))
-        return self.res_scale2(x) + self.layer_scale2(y)
 
 
 class _PiTStage(nn.Module):

@@ -1,7 +1,5 @@
 """timm's vision transformers: which of their attentions can be replaced, and by what."""
 
-import copy
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -16,15 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import RelPosAttention, VisionTransformerRelPos
 from torch import Tensor, nn
 
-from .replacement import (
-    LINEAR,
-    MapSize,
-    Note,
-    Replacement,
-    checked_size,
-    quantised,
-    refuse_tracing,
-)
+from .replacement import LINEAR, MapSize, Note, Replacement, checked_size
 
 # By the model's class: what makes timm's names and shapes of the weights of a model's authors.
 _FROM_AUTHORS: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
@@ -36,14 +26,7 @@ _FROM_AUTHORS: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
     pit.PoolingVisionTransformer: pit.checkpoint_filter_fn,
     volo.VOLO: lambda weights, model: weights,
 }
-# By the model's class: the argument by which blocks tell their attention what the model knows.
-_TOLD: Mapping[type[nn.Module], str] = {
-    VisionTransformer: 'attn_mask',
-    Eva: 'attn_mask',
-    Beit: 'shared_rel_pos_bias',
-    VisionTransformerRelPos: 'shared_rel_pos',
-}
-MODELS = tuple(_TOLD)
+MODELS = (VisionTransformer, Eva, Beit, VisionTransformerRelPos)
 # Attribute of a linearized model: its `Note`.
 NOTE = 'linearize_options'
 _ATTENTIONS = (
@@ -58,27 +41,11 @@ _ATTENTIONS = (
 # Position biases of pairs of tokens, which go: in an attention, and in a model for all blocks.
 _BIASES = ('relative_position_bias_table', 'relative_position_index', 'rel_pos')
 _SHARED = ('rel_pos_bias', 'shared_rel_pos')
-_HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks')
-_PROJECTION = 'queries, keys, values and the feed-forward network share a projection'
 # Methods that timm's models run on an image.
 _METHODS = ('forward_features', 'forward_intermediates')
 _NO_MASK = (
     'A linearized attention sees all tokens and takes no mask: leave attn_mask and is_causal out.'
 )
-# By timm's class: why a model, a block or an attention is not taken.
-_REASONS = {
-    'CrossVit': 'each of its blocks has the tokens of two maps',
-    'TNT': 'each of its blocks has tokens of patches and of pixels',
-    'Visformer': 'its queries, keys and values are a convolution of a map, not tokens',
-    'VisionTransformerSAM': 'its attention has position biases of queries, in most blocks windows',
-    'NaFlexVit': 'each image of a batch has a map and a mask of its own',
-    'Cait': 'its heads are mixed with each other for every pair of tokens',
-    'ConVit': 'its attention is gated by positions',
-    'Xcit': 'its attention is over channels, and linear already',
-    'DiffAttention': 'it is the difference of two softmaxes',
-    'ParallelScalingBlock': _PROJECTION,
-    'DiffParallelScalingBlock': _PROJECTION,
-}
 
 
 def from_authors(model: nn.Module) -> Callable[..., dict[str, Tensor]]:
@@ -86,71 +53,24 @@ def from_authors(model: nn.Module) -> Callable[..., dict[str, Tensor]]:
     return next(rename for kind, rename in _FROM_AUTHORS.items() if isinstance(model, kind))
 
 
-def reason_against(model: nn.Module) -> str | None:
-    """Reason for which a timm model, block or attention is refused, if its class is known."""
-    return _REASONS.get(type(model).__name__)
-
-
 def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
     """All self-attentions of the blocks by name; a reason in the place of one that is not taken."""
-    for name in _METHODS:
-        method = vars(model).get(name, getattr(type(model), name))
-        if not isinstance(method, _Method) and not method.__module__.startswith('timm.'):
-            raise ValueError(
-                f"{type(model).__name__}.{name} is not timm's own, and linearize calls it on an "
-                "object that stands for the model: linearize timm's class, then replace what it "
-                'has, or put it into a module that does the rest.'
-            )
-    if getattr(getattr(model, 'patch_drop', None), 'prob', 0) > 0:
-        raise ValueError(
-            f'{type(model).__name__} drops patches, and the rest is not a map: build it with '
-            'patch_drop_rate=0.'
-        )
     parts: dict[str, nn.Module | str] = {}
-    argument = _argument_of(model)
-    for i, block in enumerate(_container(model)):
-        parameters = inspect.signature(block.forward).parameters
-        if argument not in parameters and not any(
-            p.kind == p.VAR_KEYWORD for p in parameters.values()
-        ):
-            raise ValueError(
-                f'blocks.{i} is a {type(block).__name__} whose forward does not take {argument}, '
-                'by which a linearized model passes the size of the map: give its forward '
-                '**kwargs, and pass them to the block inside.'
-            )
+    for i, block in enumerate(model.blocks):
         inside = {
             f'blocks.{i}.{name}': reason_in(module) or module
             for name, module in block.named_modules()
-            if isinstance(module, (*_ATTENTIONS, Replacement)) or (name and reason_against(module))
+            if isinstance(module, (*_ATTENTIONS, Replacement))
         }
         kind = type(block).__name__
-        parts |= inside or {f'blocks.{i}': reason_against(block) or f'{kind} has no attention'}
+        parts |= inside or {f'blocks.{i}': f'{kind} has no attention that is known here'}
     return parts
-
-
-def _argument_of(model: nn.Module) -> str:
-    """The argument by which a model's blocks pass something of the model to their attention."""
-    return next(name for kind, name in _TOLD.items() if isinstance(model, kind))
-
-
-def _container(model: nn.Module) -> nn.Sequential | nn.ModuleList:
-    """The blocks of a model, which are called one by one, with the size of the map."""
-    blocks: Any = model.blocks
-    if type(blocks) not in (nn.Sequential, nn.ModuleList) or blocks._compiled_call_impl:
-        raise ValueError(
-            f'blocks of {type(model).__name__} are compiled or wrapped as a whole '
-            f'({type(blocks).__name__}), and a linearized model calls each of them: compile or '
-            'wrap the model, or every block.'
-        )
-    return blocks
 
 
 def reason_in(attention: nn.Module) -> str | None:
     """Reason for which an attention of a model that is taken cannot be replaced."""
     if isinstance(attention, Replacement):
         return LINEAR
-    if reason := reason_against(attention):
-        return reason
     # A subclass may compute something else.
     if type(attention) not in _ATTENTIONS:
         return f'{type(attention).__name__} is not one of the attentions known here'
@@ -159,7 +79,7 @@ def reason_in(attention: nn.Module) -> str | None:
     heads, width = attention.num_heads, attention.proj.in_features
     if heads * getattr(attention, 'head_dim', width // heads) != width:
         return f'its {width} channels do not divide into {heads} heads'
-    return quantised(attention)
+    return None
 
 
 def replacement(model: nn.Module, attention: nn.Module, options: Mapping[str, Any]) -> Replacement:
@@ -183,7 +103,8 @@ def install(
                 )
             setattr(model, shared, None)
     new = put_in_place(model, built, left, note)
-    _set_methods(model)
+    for method in _METHODS:
+        setattr(model, method, partial(_run, model, method))
     return new
 
 
@@ -224,106 +145,45 @@ def _drop_map_size(
     return args, {k: None if isinstance(v, MapSize) else v for k, v in kwargs.items()}
 
 
-def _set_methods(model: nn.Module) -> None:
-    for method in _METHODS:
-        setattr(model, method, _Method(model, method))
-    model._replicate_for_data_parallel = partial(_replica, model)
+def _run(model: nn.Module, method: str, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Runs timm's method on an image, and passes the size of its map where blocks take a mask.
 
-
-def _replica(model: nn.Module) -> nn.Module:
-    """A replica for `nn.DataParallel`; copied, the model's methods would run its weights."""
-    replica = type(model)._replicate_for_data_parallel(model)
-    _set_methods(replica)
-    return replica
-
-
-class _Method:
-    """A method of timm's model that takes an image, run with blocks that know the image's map.
-
-    An attribute of the model, as timm calls `forward_features` and `forward_intermediates` by their
-    names, outside of the model's hooks.
+    It is an attribute of the model, because timm calls `forward_features` and
+    `forward_intermediates` by name, outside of the model's hooks.
     """
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        self.model = model
-        self.name = name
-
-    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        refuse_tracing(x)
-        return getattr(type(self.model), self.name)(_Call(self.model), x, *args, **kwargs)
+    size = MapSize(*model.patch_embed.dynamic_feat_size(MapSize.of(x)))
+    if kwargs.pop('attn_mask', None) is not None or kwargs.pop('is_causal', False):
+        raise ValueError(_NO_MASK)
+    call = _Call(model, size)
+    if isinstance(model, Beit):
+        call.rel_pos_bias = call.get_bias
+    elif isinstance(model, VisionTransformerRelPos):
+        call.shared_rel_pos = call
+    elif isinstance(model, VisionTransformer) and model.grad_checkpointing:
+        # timm does not checkpoint blocks that get a mask.
+        call.blocks = [partial(block, attn_mask=size) for block in model.blocks]
+    else:
+        kwargs['attn_mask'] = size
+    return getattr(type(model), method)(call, x, *args, **kwargs)
 
 
 class _Call:
-    """A timm model in one call: all is the model's, but its blocks know the map's size."""
+    """A timm model in one call, which may have attributes of its own."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.size: MapSize | None = None
-        self.patch_embed = _Embedding(self, model.patch_embed)
-        self.blocks = _Blocks(_container(model), self, _argument_of(model))
+    rel_pos_bias: Any
+    shared_rel_pos: Any
+    blocks: Any
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
+    def __init__(self, model: nn.Module, size: MapSize) -> None:
+        self._model = model
+        self._size = size
 
-
-class _Embedding:
-    """A patch embedding that notes the size of the map that it returns."""
-
-    def __init__(self, call: _Call, module: nn.Module) -> None:
-        self.call = call
-        self.module = module
-
-    def __call__(self, x: Tensor) -> Tensor:
-        y = self.module(x)
-        if y.dim() == 4:
-            # (B, h, w, C): behind convolutions, no size of an image tells it.
-            self.call.size = MapSize.of(y[..., 0])
-        else:
-            self.call.size = MapSize(*self.module.dynamic_feat_size(MapSize.of(x)))
-        return y
+    def get_bias(self) -> MapSize:
+        """Size of the map, in the place of a position bias that all blocks share."""
+        return self._size
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.module, name)
-
-
-class _Blocks(list):
-    """Blocks one after the other, as `nn.Sequential`."""
-
-    def __init__(self, container: nn.Module, call: _Call, told: str) -> None:
-        super().__init__(_Block(block, call, told) for block in container)
-        self.container = container
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if not any(getattr(self.container, kind) for kind in _HOOKS):
-            return self._run(x)
-        # Hooks of the container, around the blocks as they are called here.
-        container = copy.copy(self.container)
-        container.forward = self._run
-        return container(x)
-
-    def _run(self, x: Tensor) -> Tensor:
-        for block in self:
-            x = block(x)
-        return x
-
-
-class _Block:
-    """A block that passes the map's size to its attention, where timm passes a mask or biases.
-
-    What is computed again in the backward pass is this object, with the size of its own call.
-    """
-
-    def __init__(self, block: nn.Module, call: _Call, told: str) -> None:
-        self.block = block
-        self.call = call
-        self.told = told
-
-    def __call__(
-        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, **kwargs: Any
-    ) -> Tensor:
-        if attn_mask is not None or is_causal:
-            raise ValueError(_NO_MASK)
-        return self.block(x, **{**kwargs, self.told: self.call.size})
+        return getattr(self._model, name)
 
 
 class TTTAttention(Replacement):
