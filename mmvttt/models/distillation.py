@@ -69,9 +69,8 @@ def block_tokens(
                 'plain backbone: take mmvttt.TimmViT, or leave it out.'
             )
         pairs = model.num_prefix_tokens > 0
-        last, blocks = model.forward_intermediates(
-            images, output_fmt='NLC', return_prefix_tokens=pairs
-        )
+        run: Callable[..., Any] = model.forward_intermediates
+        last, blocks = run(images, output_fmt='NLC', return_prefix_tokens=pairs)
         return [*(torch.cat(y[::-1], 1) if pairs else y for y in blocks), last]
     x, hw = model.embed(images)
     x, extras = model.insert_tokens(x)

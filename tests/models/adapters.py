@@ -27,7 +27,6 @@ class PlainStub(nn.Module):
         self.blocks = nn.ModuleList(nn.Linear(embed_dims, embed_dims) for _ in range(num_layers))
         self.norm = nn.LayerNorm(embed_dims)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dims))
-        self.seen = None
 
     def embed(self, x):
         height, width = x.shape[-2:]
@@ -36,10 +35,7 @@ class PlainStub(nn.Module):
 
     def run_block(self, index, tokens, hw):
         assert tokens.shape[1] == hw[0] * hw[1]
-        tokens = tokens + F.gelu(self.blocks[index](tokens + tokens.mean(1, keepdim=True)))
-        if self.seen is not None:
-            self.seen.append(tokens)
-        return tokens
+        return tokens + F.gelu(self.blocks[index](tokens + tokens.mean(1, keepdim=True)))
 
     def get_layer_depth(self, param_name, prefix=''):
         name = param_name[len(prefix) :]

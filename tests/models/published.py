@@ -1,7 +1,9 @@
 """ViT³, H-ViT³ and T⁵ written down from their formulas on weights in the public layout.
 
-For comparison only: heads, taps and channels one after the other, no modules, no batching tricks.
+For comparison only: heads one after the other, steps by autograd, no modules.
 """
+
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -93,33 +95,34 @@ def hierarchical_shapes(
     return shapes | with_biases({f'norm{s}': (channels,) for s, channels in enumerate(dims)})
 
 
-def silu_slope(z: Tensor) -> Tensor:
-    s = 1 / (1 + torch.exp(-z))
-    return s * (1 + z * (1 - s))
+def after_a_step(
+    function: Callable[..., Tensor],
+    weights: Sequence[Tensor],
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    damped: tuple[int, ...] = (),
+) -> list[Tensor]:
+    """Weights after a step on −s·Σ f(k)·v, a gradient over its norm along `damped` plus one."""
+    differentiable = torch.is_grad_enabled()
+    with torch.enable_grad():
+        weights = [w if w.requires_grad else w.clone().requires_grad_() for w in weights]
+        loss = -scale * (function(k, *weights) * v).sum()
+        grads = torch.autograd.grad(loss, weights, create_graph=differentiable)
+    norms = [g.square().sum(damped, keepdim=True).sqrt() + 1 if damped else 1 for g in grads]
+    return [w - g / norm for w, g, norm in zip(weights, grads, norms, strict=True)]
 
 
-def gated_head(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
-    """`(N, d)` of one head of one image."""
-    e = -v / 3 / len(v)
-    z1, z2 = k @ w1, k @ w2
-    g1 = k.T @ (e * z2 / (1 + torch.exp(-z2)))
-    g2 = k.T @ (e * z1 * silu_slope(z2))
-    w1 = w1 - g1 / (g1.square().sum(0).sqrt() + 1)
-    w2 = w2 - g2 / (g2.square().sum(0).sqrt() + 1)
-    u = q @ w2
-    return (q @ w1) * u / (1 + torch.exp(-u))
+def gated(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    return (x @ w1) * F.silu(x @ w2)
 
 
-def conv_channel(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """`(h, w)` of one channel of one image, `w` 3×3."""
-    h, width = q.shape
-    e = -v / 3 / v.numel()
-    k, q = F.pad(k, (1, 1, 1, 1)), F.pad(q, (1, 1, 1, 1))
-    g = torch.stack(
-        [(k[i : i + h, j : j + width] * e).sum() for i in range(3) for j in range(3)]
-    ).view(3, 3)
-    w = w - g / (g.square().sum().sqrt() + 1)
-    return sum(q[i : i + h, j : j + width] * w[i, j] for i in range(3) for j in range(3))
+def convolved(x: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(x, w, padding=1, groups=len(w))
+
+
+def swiglu(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
+    return (F.silu(x @ w1) * (x @ w2)) @ w3
 
 
 def rope(x: Tensor, hw: tuple[int, int]) -> Tensor:
@@ -147,15 +150,14 @@ def mixer(
     if turned:
         q, k = rope(q, hw), rope(k, hw)
     outs = []
-    for h in range(heads):
-        own = slice(h * d, (h + 1) * d)
-        w1, w2 = w[f'{name}.w1'][0, h], w[f'{name}.w2'][0, h]
-        outs.append(gated_head(q[:, own], k[:, own], v[:, own], w1, w2))
-    channels = [
-        conv_channel(*(t[:, i].view(hw) for t in (q3, k3, v3)), w[f'{name}.w3'][i, 0]).flatten()
-        for i in range(d)
-    ]
-    out = torch.cat([*outs, torch.stack(channels, dim=1)], dim=1)
+    for h, (a, b, e) in enumerate(zip(*(t.chunk(heads, 1) for t in (q, k, v)), strict=True)):
+        inner = w[f'{name}.w1'][0, h], w[f'{name}.w2'][0, h]
+        outs.append(gated(a, *after_a_step(gated, inner, b, e, 1 / 3 / len(x), damped=(0,))))
+    q3, k3, v3 = (t.T.reshape(1, d, *hw) for t in (q3, k3, v3))
+    kernel = [w[f'{name}.w3']]
+    kernel = after_a_step(convolved, kernel, k3, v3, 1 / 3 / len(x), damped=(1, 2, 3))
+    outs.append(convolved(q3, *kernel).flatten(2)[0].T)
+    out = torch.cat(outs, dim=1)
     return F.linear(out, w[f'{name}.proj.weight'], w[f'{name}.proj.bias'])
 
 
@@ -270,17 +272,6 @@ def t5_weights(
     return random_weights(shapes | with_biases(layers))
 
 
-def swiglu_head(q: Tensor, k: Tensor, v: Tensor, w: list[Tensor]) -> Tensor:
-    """`(N, d)` of one head of one image: one step on −Σ f(k)·v / (N√d), without damping."""
-    e = -v / (len(v) * v.shape[1] ** 0.5)
-    z1, z2 = k @ w[0], k @ w[1]
-    a = z1 / (1 + torch.exp(-z1))
-    back = e @ w[2].T
-    g1, g2 = k.T @ (back * z2 * silu_slope(z1)), k.T @ (back * a)
-    u = q @ (w[0] - g1)
-    return (u / (1 + torch.exp(-u)) * (q @ (w[1] - g2))) @ (w[2] - (a * z2).T @ e)
-
-
 def t5_logits(w: Weights, image: Tensor, depth: int, heads: int) -> Tensor:
     """The classifier of SwiGLU and convolutions, for an image of as many patches as positions."""
     x = F.conv2d(image[None], w['patch_embed.proj.weight'], w['patch_embed.proj.bias'], stride=16)
@@ -293,9 +284,12 @@ def t5_logits(w: Weights, image: Tensor, depth: int, heads: int) -> Tensor:
         k = (k - k.mean(0)) / (k.var(0, correction=0) + 1).sqrt()
         q = q + depthwise(w, f'{name}.q_conv2d', q, hw)
         k = k + depthwise(w, f'{name}.k_conv2d', k, hw)
-        inner = [w[f'{name}.w{j}'][0] for j in (1, 2, 3)]
-        parts = zip(*(t.chunk(heads, 1) for t in (q, k, v)), range(heads), strict=True)
-        out = torch.cat([swiglu_head(a, b, c, [m[h] for m in inner]) for a, b, c, h in parts], 1)
+        outs = []
+        for h, (a, b, e) in enumerate(zip(*(t.chunk(heads, 1) for t in (q, k, v)), strict=True)):
+            inner = [w[f'{name}.w{j}'][0, h] for j in (1, 2, 3)]
+            scale = 1 / (len(e) * e.shape[1] ** 0.5)
+            outs.append(swiglu(a, *after_a_step(swiglu, inner, b, e, scale)))
+        out = torch.cat(outs, 1)
         x = x + F.linear(out, w[f'{name}.proj.weight'], w[f'{name}.proj.bias'])
         y = layer_norm(w, f'blocks.{i}.norm2', x, 1e-6)
         y = F.gelu(F.linear(y, w[f'blocks.{i}.mlp.fc1.weight'], w[f'blocks.{i}.mlp.fc1.bias']))

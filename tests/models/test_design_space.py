@@ -178,16 +178,6 @@ def test_derivatives_of_each_loss(loss: str) -> None:
     torch.testing.assert_close(jacobian.diagonal().view(6, 8), mixed)
 
 
-def test_l1_gives_the_values_no_gradient() -> None:
-    """Insight 1: the mixed derivative of L1 vanishes, so nothing reaches W_V; with L2 it does."""
-    values = slice(32, 48)
-    for loss, reached in (('l1', False), ('l2', True)):
-        module = mixer(dict(type='MLP'), loss=loss)
-        module(tokens(), HW).square().sum().backward()
-        assert module.qkv.weight.grad[values].any() == reached
-        assert module.qkv.weight.grad[:32].any()
-
-
 def test_rmse_of_a_perfect_prediction_has_no_gradient() -> None:
     p = torch.randn(3, 4)
     assert not grad(INNER_LOSSES['rmse'])(p, p.clone(), 0.5).any()

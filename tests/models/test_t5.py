@@ -174,31 +174,6 @@ def test_neighborhoods_are_exact(
     torch.testing.assert_close(out.double(), actual[0][0], rtol=0, atol=1e-5)
 
 
-def test_a_window_of_the_whole_map_is_softmax_attention() -> None:
-    mixers = []
-    for options in (dict(inner=dict(type='FC'), neighborhood=5), SOFTMAX):
-        torch.manual_seed(0)
-        mixers.append(TTTMixer(16, 2, **options).double())
-    local, whole = mixers
-    # An inner model of W0 = 0 and no values to learn from reads zeros: the neighbours are left.
-    local._read = lambda x, q, k, v, hw: torch.zeros_like(q)
-    whole.load_state_dict({n: w for n, w in local.state_dict().items() if 'inner' not in n})
-    x = torch.randn(2, 12, 16, dtype=torch.float64)
-    torch.testing.assert_close(2 * local(x, (3, 4)), whole(x, (3, 4)))
-
-
-def test_locality_of_the_values_is_added_before_the_projection() -> None:
-    torch.manual_seed(0)
-    mixer = TTTMixer(8, 2, dict(type='SwiGLU'), locality='dwc_v').double()
-    x = torch.randn(2, 15, 8, dtype=torch.float64)
-    image = mixer.qkv(x)[..., 16:].mT.unflatten(2, (3, 5))
-    conv = F.conv2d(image, mixer.v_conv.weight, mixer.v_conv.bias, padding=1, groups=8)
-    both = mixer(x, (3, 5))
-    mixer.v_conv = None
-    alone = mixer(x, (3, 5))
-    torch.testing.assert_close(both - alone, conv.flatten(2).mT @ mixer.proj.weight.T)
-
-
 @pytest.mark.parametrize('project', [False, True])
 def test_linear_attention_by_its_weights(project: bool) -> None:
     torch.manual_seed(0)

@@ -54,17 +54,6 @@ def test_every_parameter_gets_a_gradient(design: str) -> None:
     assert not missing
 
 
-def test_flipping_the_tokens_swaps_the_directions() -> None:
-    """Reversing the patches of the image reverses the output, with the directions exchanged."""
-    one = reduced(design='gating').double()
-    other = reduced(design='gating', mixer=dict(directions=('backward',))).double()
-    other.load_state_dict(one.state_dict())
-    x = torch.randn(2, 20, 64, dtype=torch.float64)
-    torch.testing.assert_close(
-        one.blocks[0](x, (4, 5)).flip(1), other.blocks[0](x.flip(1), (4, 5)), rtol=0, atol=1e-12
-    )
-
-
 def test_both_directions_add_up_to_the_single_ones() -> None:
     torch.manual_seed(0)
     dual = reduced(design='dual').blocks[0].mixer.double()
