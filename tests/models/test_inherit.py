@@ -135,9 +135,6 @@ def test_prefixes_and_other_grids(tmp_path: Path, capfd: pytest.CaptureFixture) 
         'head.layers.head_dist.weight',
         'head.layers.head_dist.bias',
     }
-    text = str(report)
-    for row in ('layers.*.attn.qkv.weight', 'class token', 'initialised randomly', 'inner.w3'):
-        assert row in text
 
 
 def test_a_class_token_is_not_taken_for_a_patch(tmp_path: Path) -> None:

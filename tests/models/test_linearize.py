@@ -19,9 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import mmvttt.models.timm  # noqa: F401 - registers linear_vit
-from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import UsageError
-from mmvttt.models.backbones import TimmViT
 from mmvttt.models.layers.inner_models import INNER_MODELS
 from mmvttt.models.linearize import MapSize, linearize
 from mmvttt.models.linearize.folder import save_pretrained
@@ -34,27 +32,18 @@ FIXED: dict = dict(dynamic_img_size=None, img_size=(48, 80))
 # One of each kind, in a reduced size: name in timm → options.
 MODELS: dict[str, dict] = {
     'vit_tiny_patch16_224': {},
-    'vit_small_patch8_224': {},
     'deit_tiny_distilled_patch16_224': {},
     'deit3_small_patch16_224': {},
     'vit_base_patch16_siglip_224': {},
-    'vit_base_patch16_clip_224': {},
-    'flexivit_small': {},
-    'vit_small_patch14_dinov2': {},
     'vit_small_patch14_reg4_dinov2': {},
     'vit_small_patch16_dinov3': {},
     'vit_small_patch16_dinov3_qkvb': {},
-    'vit_small_plus_patch16_dinov3': {},
     'q and k norms, rotary positions': dict(qk_norm=True),
     'gate': dict(attn_type='rope', gated=True),
     'eva02_tiny_patch14_224': {},
-    'eva02_base_patch14_448': {},
-    'eva02_base_patch16_clip_224': {},
-    'vit_pe_core_tiny_patch16_384': {},
     'vit_small_patch16_rope_224': {},
     'vit_small_patch16_rope_mixed_224': {},
     'beit3_base_patch16_224': {},
-    'vit_small_patch16_36x1_224': {},
     'vit_small_patch16_18x2_224': {},
     'vit_huge_patch16_sapiens2': dict(num_heads=4, num_kv_heads=2),
     'beit_base_patch16_224': FIXED,
@@ -214,11 +203,6 @@ def test_recipes_differ_by_their_options() -> None:
         outs[where] = model(x)
         assert ('blocks.0.attn.qk_scale' in record.new) == (where == 'dit5')
     assert not torch.equal(outs['t5'], outs['t5+'])
-    options = dict(neighborhood=None, inner=dict(type='SwiGLU'), loss='dot', qk_affine=False)
-    torch.manual_seed(0)
-    model = build('vit_tiny_patch16_224')
-    linearize(model, 'dit5', **options)
-    assert torch.equal(model(x), outs['t5'])
 
 
 @pytest.mark.parametrize(
@@ -226,7 +210,6 @@ def test_recipes_differ_by_their_options() -> None:
     # At the size of the weights and at 800×1344: 10⁹ multiply-accumulates of softmax and linear.
     [
         ('vit_small_patch16_dinov3', 976_896, (4.70, 4.88), (253.5, 102.0)),
-        ('vit_base_patch16_dinov3', 1_953_792, (17.93, 18.29), (685.5, 382.6)),
         ('vit_base_patch14_reg4_dinov2', 1_953_792, (152.1, 124.8), (1020.6, 497.6)),
     ],
 )
@@ -425,27 +408,6 @@ def test_a_folder_for_timm(name: str, tmp_path: Path) -> None:
     assert tuned(x).shape == (2, 3)
     assert torch.equal(tuned.forward_features(x), model.forward_features(x))
     assert 'local-dir:FOLDER' in (tmp_path / 'README.md').read_text()
-
-
-def test_a_folder_of_a_backbone(tmp_path: Path) -> None:
-    options = dict(
-        model='vit_small_patch16_dinov3',
-        linearize=dict(),
-        model_options=dict(depth=2, embed_dim=32, num_heads=2),
-        img_size=32,
-    )
-    model = TimmViT(**options).eval()
-    save_pretrained(model.to_timm(), tmp_path)
-    again = TimmViT(**options).eval()
-    report = load_pretrained(again, tmp_path)
-    assert not report.missing
-    assert not report.unexpected
-    x = torch.randn(1, 3, 32, 48)
-    (ours,) = model(x)
-    assert torch.equal(again(x)[0], ours)
-    vit = timm.create_model(f'local-dir:{tmp_path}', pretrained=True).eval()
-    tokens = vit.forward_features(x)[:, model.num_prefix_tokens :]
-    torch.testing.assert_close(tokens.transpose(1, 2).unflatten(2, (2, 3)), ours)
 
 
 def test_a_folder_that_would_not_load_is_not_written(tmp_path: Path) -> None:

@@ -127,19 +127,6 @@ def test_its_own_weights_at_another_grid(tmp_path: Path) -> None:
         assert torch.equal(ours.state_dict()[key], wide.state_dict()[key])
 
 
-def test_timms_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    theirs = source('vit_small_patch16_dinov3').state_dict()
-    save_file(theirs, tmp_path / 'model.safetensors')
-
-    def hub(repository: str, file: str) -> str:
-        assert repository == 'timm/vit_small_patch16_dinov3.lvd1689m'
-        return str(tmp_path / file)
-
-    monkeypatch.setattr('huggingface_hub.hf_hub_download', hub)
-    ours = backbone('vit_small_patch16_dinov3', 'timm://vit_small_patch16_dinov3.lvd1689m')
-    assert torch.equal(ours.reg_token, theirs['reg_token'])
-
-
 def adapter(**options) -> ViTAdapter:
     torch.manual_seed(0)
     config = dict(type='mmvttt.TimmViT', model='vit_small_patch16_dinov3', model_options=SMALL)
