@@ -1,6 +1,6 @@
 """Table of what the Triton kernels do by GPU, Triton, op and dtype: runs, refused, checked.
 
-The ops read it, docs/kernels.md shows it, and `make gpu` names the rows that it settles.
+The ops read it.
 """
 
 import re
@@ -98,18 +98,3 @@ def row(op: str, dtype: torch.dtype, capability: tuple[int, int], triton: str) -
         ):
             return entry
     return None
-
-
-def table() -> str:
-    """All rows in Markdown."""
-    lines = ['| GPU | Triton | ops | dtypes | | why |', '|---|---|---|---|---|---|']
-    for entry in ROWS:
-        bounds = (('≥', entry.least), ('<', entry.below))
-        triton = ', '.join(f'{sign} {".".join(map(str, v))}' for sign, v in bounds if v) or 'any'
-        ops = ', '.join(f'`{op}`' for op in entry.ops) or 'all' + ' others' * any(
-            other.ops and other.gpu == entry.gpu for other in ROWS
-        )
-        cells = (entry.gpu, triton, ops, ', '.join(entry.dtypes), entry.verdict, entry.why)
-        lines.append('| ' + ' | '.join(cells) + ' |')
-    lines.append('| any other | any other | all | fp32, bf16, fp16 | checked | |')
-    return '\n'.join(lines)

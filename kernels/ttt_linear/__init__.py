@@ -119,7 +119,7 @@ def _backward(
 
 
 def _examples(new: Any) -> Iterator[Args]:
-    # The last has its output apart from the scan.
+    # The last has two segments.
     for tokens, ways, size, dim in ((49, 'bf', 16, 64), (22, 'b', 4, 32), (800, 'f', 16, 64)):
         by_head = (len(ways), 2, dim)
         shape = (2, tokens, *by_head)

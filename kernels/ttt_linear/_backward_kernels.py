@@ -33,7 +33,7 @@ from ._tiles import (
     chunk_count,
     column,
     concat_features,
-    dense_start,
+    dense_scan_of,
     descent_step,
     feature_offsets,
     from_scratch,
@@ -49,7 +49,7 @@ from ._tiles import (
     repeat_blocks,
     row_pointers,
     saturating_cast,
-    scan_start,
+    scan_of,
     scores,
     scratch_rows,
     scratch_start,
@@ -101,32 +101,15 @@ def inner_model(z, k, v, gamma, lam, eps, D: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit(do_not_specialize=VARYING)
 def backward_query(
-    do,  # (B, T, R, H, D), contiguous
-    q,  # (B, T, R, H, D), any strides but the last
-    k,
-    v,
-    eta,  # (B, T, R, H), any strides
-    w0,  # (R, H, D, D), contiguous like all that follow
-    b0,
-    ln_weight,
-    ln_bias,
-    token_scale,  # (R, b)
-    z_kept,  # (B, T, R, H, D)
-    w_kept,  # (B, R, H, segments, D, D)
-    c_kept,
-    tiles,  # (B·R·H, chunks, TILES, 16, D): D, U, X, G, ∂P/∂γ
-    rows,  # (B·R·H, chunks, ROWS, 16): 1/σ, mean(P⊙X), deta
+    tokens,  # q, k, v (B, T, R, H, D), features dense; eta (B, T, R, H), contiguous like the rest
+    strides,  # of q, k, v
+    parameters,  # w0 (R, H, D, D); b0, ln_weight, ln_bias (R, H, D); token_scale (R, b)
+    kept,  # Z (B, T, R, H, D); W (B, R, H, segments, D, D) and c (B, R, H, segments, D)
+    scratch,  # writes tiles D, U, X, G, ∂P/∂γ and rows 1/σ, mean(P⊙X), deta (`scratch_tile`)
+    do,  # (B, T, R, H, D)
     dq,  # (B, T, R, H, D)
-    dln_weight,  # (B·R·H, segments, D)
-    dln_bias,
+    dnorm,  # dln_weight and dln_bias (B·R·H, segments, D)
     dtoken_scale,  # (B·R·H, segments, 16); in larger mini-batches (B·R·H, chunks, D/16, 16)
-    q_strides,
-    k_strides,
-    v_strides,
-    eta_b,
-    eta_t,
-    eta_r,
-    eta_h,
     T,
     R,
     H,
@@ -140,23 +123,22 @@ def backward_query(
     PRECISION: tl.constexpr,
 ):
     """One program runs one segment: X, G, D, dQ, and the gradients of G and E through M."""
+    q, k, v, eta = tokens
+    w0, b0, ln_weight, ln_bias, token_scale = parameters
+    z_kept, w_kept, c_kept = kept
+    tiles, rows = scratch
     chunks = chunk_count(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
-    i_s = tl.program_id(0) % segments
+    part = tl.program_id(0) % segments
     ACC: tl.constexpr = w0.dtype.element_ty
-    q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_strides)
-    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_strides)
-    v_start, v_step = scan_start(scan, T, R, H, reverse_mask, v_strides)
-    eta_strides = (eta_b, eta_t, eta_r, eta_h)
-    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_strides)
-    g_start, g_step = dense_start(scan, T, R, H, reverse_mask, D)
-    q += q_start
-    k += k_start
-    v += v_start
-    eta += e_start
-    z_kept += g_start
-    do += g_start
+    q, q_step = scan_of(q, strides[0], scan, T, R, H, reverse_mask)
+    k, k_step = scan_of(k, strides[1], scan, T, R, H, reverse_mask)
+    v, v_step = scan_of(v, strides[2], scan, T, R, H, reverse_mask)
+    eta, eta_step = dense_scan_of(eta, 1, scan, T, R, H, reverse_mask)
+    dense, dense_step = dense_scan_of(0, D, scan, T, R, H, reverse_mask)
+    z_kept += dense
+    do += dense
     tiles += scratch_start(scan, chunks, TILES * D)
     rows += scratch_start(scan, chunks, ROWS)
     if mini_batch_chunks(SIZE) > 1:
@@ -167,38 +149,38 @@ def backward_query(
     gamma = load_features(ln_weight + head * D, D)
     gamma_row = tl.load(ln_weight + head * D + tl.arange(0, D))[None, :]
     lam_row = tl.load(ln_bias + head * D + tl.arange(0, D))[None, :]
-    s, c = load_state_before(i_s, w0, b0, w_kept, c_kept, scan, head, segments, D, WIDTH)
+    s, c = load_state_before(part, w0, b0, w_kept, c_kept, scan, head, segments, D, WIDTH)
     causal = tl.arange(0, CHUNK)[None, :, None] >= tl.arange(0, CHUNK)[None, None, :]
     block = tl.arange(0, D // CHUNK)[:, None]
     dgamma = tl.zeros((D // CHUNK, CHUNK // 2, CHUNK), ACC)
     dlam = tl.zeros((CHUNK, D), ACC)
     dtau = tl.zeros((D // CHUNK, CHUNK), ACC)
-    first = i_s * segment
+    first = part * segment
     last = tl.minimum(first + segment, chunks)
     # Prefetches the tokens of the next chunk, except V and dO: a chunk needs them late and has no
     # registers to hold them twice.
     k_next = load_tile(k, k_step, first, T, D, SIZE)
     q_next = load_tile(q, q_step, first, T, D, SIZE)
-    z_next = load_tile(z_kept, g_step, first, T, D, SIZE)
-    e_next = load_rows(eta, e_step, first, T, SIZE)
+    z_next = load_tile(z_kept, dense_step, first, T, D, SIZE)
+    steps_next = load_rows(eta, eta_step, first, T, SIZE)
     stride = outer_stride(segment, SIZE)
     for i in range(outer_iterations(first, last, SIZE)):
         start = first + i * stride
-        # Sum that earlier chunks of the mini-batch add to the state, without τ.
-        a, a_c = tl.zeros_like(s), tl.zeros_like(c)
+        # Sums that earlier chunks of the mini-batch add to the state, without τ.
+        s_later, c_later = tl.zeros_like(s), tl.zeros_like(c)
         for n in tl.range(start, tl.minimum(start + stride, last), num_stages=1):
-            k_tile, q_tile, z_tile, steps = k_next, q_next, z_next, e_next
+            k_tile, q_tile, z_tile, steps = k_next, q_next, z_next, steps_next
             v_tile = load_tile(v, v_step, n, T, D, SIZE)
-            do_tile = load_tile(do, g_step, n, T, D, SIZE)
+            do_tile = load_tile(do, dense_step, n, T, D, SIZE)
             k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
             q_next = load_tile(q, q_step, n + 1, T, D, SIZE)
-            z_next = load_tile(z_kept, g_step, n + 1, T, D, SIZE)
-            e_next = load_rows(eta, e_step, n + 1, T, SIZE)
+            z_next = load_tile(z_kept, dense_step, n + 1, T, D, SIZE)
+            steps_next = load_rows(eta, eta_step, n + 1, T, SIZE)
 
             zq = apply_state(s, c, q_tile, D, PRECISION)
             if mini_batch_chunks(SIZE) > 1:
                 tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
-                learnt = apply_state(a, a_c, q_tile, D, PRECISION)
+                learnt = apply_state(s_later, c_later, q_tile, D, PRECISION)
                 zq += column(tau) * learnt
             s_now = split_inputs(s.to(k_tile.dtype), D)
 
@@ -217,8 +199,10 @@ def backward_query(
             # registers are free afterwards.
             eg = descent_step(g, carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
             if mini_batch_chunks(SIZE) > 1:
-                a_now = split_inputs(a.to(k_tile.dtype), D)
-                a, a_c = add_outer(a, a_c, split_features(eg, D), k_tile, D, PRECISION)
+                later_now = split_inputs(s_later.to(k_tile.dtype), D)
+                s_later, c_later = add_outer(
+                    s_later, c_later, split_features(eg, D), k_tile, D, PRECISION
+                )
             else:
                 s, c = add_outer(s, c, split_features(eg, D), k_tile, D, PRECISION)
             e = tl.where(causal, tau[None, :, None] * steps[None, None, :], 0)
@@ -248,22 +232,22 @@ def backward_query(
             if mini_batch_chunks(SIZE) == 1:
                 dtau += tl.sum(de * steps[None, None, :], axis=2)
             elif HAS_SCALE:
-                part = tl.where(block == 0, tl.sum(de * steps[None, None, :], axis=2), 0)
-                part += tl.sum(d.to(ACC) * learnt, axis=2)
-                tl.store(dtoken_scale + n * D + feature_offsets(D), part)
+                dscale = tl.where(block == 0, tl.sum(de * steps[None, None, :], axis=2), 0)
+                dscale += tl.sum(d.to(ACC) * learnt, axis=2)
+                tl.store(dtoken_scale + n * D + feature_offsets(D), dscale)
             places = scratch_rows(rows, n, ROW_DETA)[None, :] + block * 0
             tl.store(places, tl.sum(de * tau[None, :, None], axis=1), mask=block == 0)
             es = (-e * dg).to(k_tile.dtype)
             dq_tile = dot(repeat_blocks(d_tile, D), s_now, ACC, PRECISION)
             if mini_batch_chunks(SIZE) > 1:
-                dq_tile += column(tau) * dot(repeat_blocks(d_tile, D), a_now, ACC, PRECISION)
+                dq_tile += column(tau) * dot(repeat_blocks(d_tile, D), later_now, ACC, PRECISION)
             dq_tile = add_dot(dq_tile, es, split_features(k_tile, D), PRECISION)
-            store_tile(dq + g_start, g_step, n, T, concat_features(dq_tile + grad, D), D, SIZE)
+            store_tile(dq + dense, dense_step, n, T, concat_features(dq_tile + grad, D), D, SIZE)
         if mini_batch_chunks(SIZE) > 1:
-            s, c = s + tau_last * a, c + tau_last * a_c
+            s, c = s + tau_last * s_later, c + tau_last * c_later
     slot = tl.cast(tl.program_id(0), tl.int64)
-    tl.store(dln_weight + slot * D + feature_offsets(D), tl.sum(dgamma, axis=1))
-    tl.store(dln_bias + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
+    tl.store(dnorm[0] + slot * D + feature_offsets(D), tl.sum(dgamma, axis=1))
+    tl.store(dnorm[1] + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
     if mini_batch_chunks(SIZE) == 1:
         places = dtoken_scale + slot * CHUNK + tl.arange(0, CHUNK)[None, :] + block * 0
         tl.store(places, dtau, mask=block == 0)
@@ -271,24 +255,14 @@ def backward_query(
 
 @triton.jit(do_not_specialize=VARYING)
 def backward_chain(
-    q,  # (B, T, R, H, D), any strides but the last
-    k,
-    eta,  # (B, T, R, H), any strides
-    ln_weight,  # (R, H, D), contiguous like all that follow
+    tokens,  # q, k (B, T, R, H, D), features dense; eta (B, T, R, H), contiguous like the rest
+    strides,  # of q, k
+    ln_weight,  # (R, H, D)
     token_scale,  # (R, b)
-    tiles,  # (B·R·H, chunks, TILES, 16, D): D, U, X, G → dP, dZ
-    rows,  # (B·R·H, chunks, ROWS, 16): 1/σ, mean(P⊙X) → dlast
-    dc_all,  # (B·R·H, mini-batches, D): gradient of the bias state after each, in larger ones
-    dw_kept,  # (B·R·H, segments, D, D): gradient of the state after each segment
-    dc_kept,
-    dw0,  # (B·R·H, D, D)
-    db0,
-    q_strides,
-    k_strides,
-    eta_b,
-    eta_t,
-    eta_r,
-    eta_h,
+    scratch,  # reads tiles D, U, X, G, rows 1/σ, mean(P⊙X); writes tiles dP, dZ, row dlast
+    dkept,  # gradient of the state after each segment, as W and c are kept
+    dstart,  # gradients of w0 (B·R·H, D, D) and b0 (B·R·H, D)
+    dc_after,  # (B·R·H, mini-batches, D): gradient of c after each mini-batch of several chunks
     T,
     R,
     H,
@@ -302,14 +276,14 @@ def backward_chain(
 ):
     """One program runs one scan backward with the gradient of its state: dP and dZ."""
     scan = tl.program_id(0)
+    q, k, eta = tokens
+    tiles, rows = scratch
+    dw_kept, dc_kept = dkept
+    dw0, db0 = dstart
     ACC: tl.constexpr = dw0.dtype.element_ty
-    q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_strides)
-    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_strides)
-    eta_strides = (eta_b, eta_t, eta_r, eta_h)
-    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_strides)
-    q += q_start
-    k += k_start
-    eta += e_start
+    q, q_step = scan_of(q, strides[0], scan, T, R, H, reverse_mask)
+    k, k_step = scan_of(k, strides[1], scan, T, R, H, reverse_mask)
+    eta, eta_step = dense_scan_of(eta, 1, scan, T, R, H, reverse_mask)
     head = scan % (R * H)
     tau_last = last_token_scale(token_scale, head // H, SIZE, HAS_SCALE, ACC)
     gamma = load_features(ln_weight + head * D, D)
@@ -328,9 +302,9 @@ def backward_chain(
     x_next = tl.reshape(tl.load(scratch_tile(tiles, chunks - 1, TILE_X, D)), (CHUNK, D))
     d_next = tl.load(scratch_tile(tiles, chunks - 1, TILE_D, D))
     g_next = tl.reshape(tl.load(scratch_tile(tiles, chunks - 1, TILE_G, D)), (CHUNK, D))
-    e_next = load_rows(eta, e_step, chunks - 1, T, SIZE)
-    r_next = tl.load(scratch_rows(rows, chunks - 1, ROW_RSTD))
-    p_next = tl.load(scratch_rows(rows, chunks - 1, ROW_MEAN_PX))
+    steps_next = load_rows(eta, eta_step, chunks - 1, T, SIZE)
+    rstd_next = tl.load(scratch_rows(rows, chunks - 1, ROW_RSTD))
+    mean_px_next = tl.load(scratch_rows(rows, chunks - 1, ROW_MEAN_PX))
     # Two loops, so that storing a state takes no registers from the chunks between.
     stride = outer_stride(segment, SIZE)
     units = tl.cdiv(chunks, stride)
@@ -338,13 +312,13 @@ def backward_chain(
         first = (units - 1 - j) * stride
         last = tl.minimum(first + stride, chunks) - 1
         if last % segment == segment - 1 or last == chunks - 1:
-            i_s = slot + last // segment
-            store_state(dw_kept + i_s * D * D, dc_kept + i_s * D, ds, dc, D)
+            part = slot + last // segment
+            store_state(dw_kept + part * D * D, dc_kept + part * D, ds, dc, D)
         # Gradient of a chunk's steps: from the next mini-batches, then from later queries.
-        f, f_c = tau_last * ds, tau_last * dc
+        ds_step, dc_step = tau_last * ds, tau_last * dc
         if HAS_SCALE and mini_batch_chunks(SIZE) > 1:
             place = tl.cast(scan, tl.int64) * units + units - 1 - j
-            tl.store(dc_all + place * D + features, dc, mask=first_row)
+            tl.store(dc_after + place * D + features, dc, mask=first_row)
         for i in tl.range(last - first + 1, num_stages=1):
             n = last - i
             before = tl.maximum(n - 1, 0)
@@ -352,24 +326,24 @@ def backward_chain(
             d_tile = from_scratch(d_tile, D)
             # Loaded late: prefetching would only take registers.
             u_tile = from_scratch(tl.load(scratch_tile(tiles, n, TILE_U, D)), D)
-            steps, rstd_k, mean_px = e_next, r_next, p_next
+            steps, rstd_k, mean_px = steps_next, rstd_next, mean_px_next
             k_next = load_tile(k, k_step, before, T, D, SIZE)
             q_next = load_tile(q, q_step, before, T, D, SIZE)
             x_next = tl.reshape(tl.load(scratch_tile(tiles, before, TILE_X, D)), (CHUNK, D))
             d_next = tl.load(scratch_tile(tiles, before, TILE_D, D))
             g_next = tl.reshape(tl.load(scratch_tile(tiles, before, TILE_G, D)), (CHUNK, D))
-            e_next = load_rows(eta, e_step, before, T, SIZE)
-            r_next = tl.load(scratch_rows(rows, before, ROW_RSTD))
-            p_next = tl.load(scratch_rows(rows, before, ROW_MEAN_PX))
+            steps_next = load_rows(eta, eta_step, before, T, SIZE)
+            rstd_next = tl.load(scratch_rows(rows, before, ROW_RSTD))
+            mean_px_next = tl.load(scratch_rows(rows, before, ROW_MEAN_PX))
 
             grad = split_features(g_tile, D).to(ACC)
 
             # U = −MᵀD − e⊙H with H = K dW' + dc'.
             if mini_batch_chunks(SIZE) > 1:
-                h = apply_state(f, f_c, k_tile, D, PRECISION)
+                h = apply_state(ds_step, dc_step, k_tile, D, PRECISION)
                 tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
                 scaled = (d_tile.to(ACC) * column(tau)).to(k_tile.dtype)
-                f, f_c = add_outer(f, f_c, scaled, q_tile, D, PRECISION)
+                ds_step, dc_step = add_outer(ds_step, dc_step, scaled, q_tile, D, PRECISION)
             else:
                 h = apply_state(ds, dc, k_tile, D, PRECISION)
             ds, dc = add_outer(ds, dc, d_tile, q_tile, D, PRECISION)
@@ -399,30 +373,17 @@ def backward_chain(
 
 @triton.jit(do_not_specialize=VARYING)
 def backward_key(
-    q,  # (B, T, R, H, D), any strides but the last
-    k,
-    eta,  # (B, T, R, H), any strides
-    ln_weight,  # (R, H, D), contiguous like all that follow
+    tokens,  # q, k (B, T, R, H, D), features dense; eta (B, T, R, H), contiguous like the rest
+    strides,  # of q, k
+    ln_weight,  # (R, H, D)
     token_scale,  # (R, b)
-    w_kept,  # (B, R, H, segments, D, D)
-    c_kept,
-    dw_kept,  # (B·R·H, segments, D, D)
-    dc_kept,
-    dc_all,  # (B·R·H, mini-batches, D)
-    tiles,  # (B·R·H, chunks, TILES, 16, D): D, G, ∂P/∂γ, dP, dZ
-    rows,  # (B·R·H, chunks, ROWS, 16): deta, dlast
-    dk,  # (B, T, R, H, D)
-    dv,
-    deta,  # (B, T, R, H)
-    dln_weight,  # (B·R·H, segments, D)
-    dln_bias,
+    kept,  # W (B, R, H, segments, D, D) and c (B, R, H, segments, D)
+    dkept,  # their gradients
+    dc_after,  # (B·R·H, mini-batches, D): gradient of c after each mini-batch of several chunks
+    scratch,  # reads tiles D, G, ∂P/∂γ, dP, dZ and rows deta, dlast
+    dtokens,  # dk, dv (B, T, R, H, D) and deta (B, T, R, H)
+    dnorm,  # dln_weight and dln_bias (B·R·H, segments, D)
     dtau_last,  # (B·R·H, segments)
-    q_strides,
-    k_strides,
-    eta_b,
-    eta_t,
-    eta_r,
-    eta_h,
     T,
     R,
     H,
@@ -435,20 +396,21 @@ def backward_key(
     PRECISION: tl.constexpr,
 ):
     """One program runs one segment backward with the state and its gradient: dK, dV, the rest."""
+    q, k, eta = tokens
+    w_kept, c_kept = kept
+    dw_kept, dc_kept = dkept
+    tiles, rows = scratch
+    dk, dv, deta = dtokens
     chunks = chunk_count(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
-    i_s = tl.program_id(0) % segments
+    part = tl.program_id(0) % segments
     ACC: tl.constexpr = dw_kept.dtype.element_ty
-    q_start, q_step = scan_start(scan, T, R, H, reverse_mask, q_strides)
-    k_start, k_step = scan_start(scan, T, R, H, reverse_mask, k_strides)
-    eta_strides = (eta_b, eta_t, eta_r, eta_h)
-    e_start, e_step = scan_start(scan, T, R, H, reverse_mask, eta_strides)
-    g_start, g_step = dense_start(scan, T, R, H, reverse_mask, D)
-    de_start, de_step = dense_start(scan, T, R, H, reverse_mask, 1)
-    q += q_start
-    k += k_start
-    eta += e_start
+    q, q_step = scan_of(q, strides[0], scan, T, R, H, reverse_mask)
+    k, k_step = scan_of(k, strides[1], scan, T, R, H, reverse_mask)
+    eta, eta_step = dense_scan_of(eta, 1, scan, T, R, H, reverse_mask)
+    dense, dense_step = dense_scan_of(0, D, scan, T, R, H, reverse_mask)
+    deta, _ = dense_scan_of(deta, 1, scan, T, R, H, reverse_mask)
     tiles += scratch_start(scan, chunks, TILES * D)
     rows += scratch_start(scan, chunks, ROWS)
     head = scan % (R * H)
@@ -464,9 +426,9 @@ def backward_key(
     dgamma = tl.zeros((CHUNK, D), ACC)
     dlam = tl.zeros((CHUNK, D), ACC)
     dlast = tl.zeros((CHUNK,), ACC)
-    # Gradient of τ_b, for mini-batches of several chunks.
-    met = tl.zeros((D // CHUNK, CHUNK, CHUNK), ACC)
-    first = i_s * segment
+    # Gradient of τ_b by tokens and features, for mini-batches of several chunks.
+    dlast_parts = tl.zeros((D // CHUNK, CHUNK, CHUNK), ACC)
+    first = part * segment
     last = tl.minimum(first + segment, chunks) - 1
     # The tokens of the next chunk are on their way while this one is computed.
     k_next = load_tile(k, k_step, last, T, D, SIZE)
@@ -474,50 +436,49 @@ def backward_key(
     q_next = load_tile(q, q_step, last, T, D, SIZE)
     d_next = tl.load(scratch_tile(tiles, last, TILE_D, D))
     dz_next = tl.load(scratch_tile(tiles, last, TILE_DZ, D))
-    e_next = load_rows(eta, e_step, last, T, SIZE)
+    steps_next = load_rows(eta, eta_step, last, T, SIZE)
     stride = outer_stride(segment, SIZE)
     units = outer_iterations(first, last + 1, SIZE)
     for j in range(units):
         start = first + (units - 1 - j) * stride
         end = tl.minimum(start + stride - 1, last)
         # Gradient of a chunk's steps, as in the chain.
-        f = tau_last * ds
+        ds_step = tau_last * ds
         if mini_batch_chunks(SIZE) > 1:
             # Steps the state back by a whole mini-batch.
-            a = tl.zeros_like(s)
+            s_back = tl.zeros_like(s)
             if HAS_SCALE:
-                place = tl.cast(scan, tl.int64) * tl.cdiv(T, SIZE) + start // mini_batch_chunks(
-                    SIZE
-                )
-                dc = load_features(dc_all + place * D, D) + tl.zeros_like(met)
-            k_past, g_past, e_past = k_next, g_next, e_next
+                place = tl.cast(scan, tl.int64) * tl.cdiv(T, SIZE)
+                place += start // mini_batch_chunks(SIZE)
+                dc = load_features(dc_after + place * D, D) + tl.zeros_like(dlast_parts)
+            k_past, g_past, steps_past = k_next, g_next, steps_next
             for i in tl.range(end - start + 1, num_stages=1):
                 n = end - i
                 before = tl.maximum(n - 1, 0)
-                k_tile, grad, steps = k_past, g_past.to(ACC), e_past
+                k_tile, grad, steps = k_past, g_past.to(ACC), steps_past
                 k_past = load_tile(k, k_step, before, T, D, SIZE)
                 g_past = tl.reshape(tl.load(scratch_tile(tiles, before, TILE_G, D)), (CHUNK, D))
-                e_past = load_rows(eta, e_step, before, T, SIZE)
+                steps_past = load_rows(eta, eta_step, before, T, SIZE)
                 eg = descent_step(grad, steps[:, None], k_tile)
-                a = add_dot(
-                    a, transpose(split_features(eg, D)), repeat_blocks(k_tile, D), PRECISION
+                s_back = add_dot(
+                    s_back, transpose(split_features(eg, D)), repeat_blocks(k_tile, D), PRECISION
                 )
                 if HAS_SCALE:
                     h = apply_state(ds, dc, k_tile, D, PRECISION)
-                    met -= h * split_features(grad, D) * column(steps)
-            s -= tau_last * a
+                    dlast_parts -= h * split_features(grad, D) * column(steps)
+            s -= tau_last * s_back
         for i in tl.range(end - start + 1, num_stages=1):
             n = end - i
             before = tl.maximum(n - 1, 0)
             k_tile, g_tile, q_tile, d_tile, dz_tile = k_next, g_next, q_next, d_next, dz_next
             d_tile, dz_tile = from_scratch(d_tile, D), from_scratch(dz_tile, D)
-            steps = e_next
+            steps = steps_next
             k_next = load_tile(k, k_step, before, T, D, SIZE)
             g_next = tl.reshape(tl.load(scratch_tile(tiles, before, TILE_G, D)), (CHUNK, D))
             q_next = load_tile(q, q_step, before, T, D, SIZE)
             d_next = tl.load(scratch_tile(tiles, before, TILE_D, D))
             dz_next = tl.load(scratch_tile(tiles, before, TILE_DZ, D))
-            e_next = load_rows(eta, e_step, before, T, SIZE)
+            steps_next = load_rows(eta, eta_step, before, T, SIZE)
             dp_tile = tl.load(scratch_tile(tiles, n, TILE_DP, D))
             slope_tile = tl.reshape(tl.load(scratch_tile(tiles, n, TILE_SLOPE, D)), (CHUNK, D))
             de_last = tl.load(scratch_rows(rows, n, ROW_DLAST))
@@ -525,9 +486,9 @@ def backward_key(
 
             if mini_batch_chunks(SIZE) > 1:
                 tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
-                ds_now = split_inputs(f.to(k_tile.dtype), D)
+                ds_now = split_inputs(ds_step.to(k_tile.dtype), D)
                 scaled = (d_tile.to(ACC) * column(tau)).to(k_tile.dtype)
-                f = add_dot(f, transpose(scaled), repeat_blocks(q_tile, D), PRECISION)
+                ds_step = add_dot(ds_step, transpose(scaled), repeat_blocks(q_tile, D), PRECISION)
             else:
                 # A step back. The state enters linearly here, so a sum's rounding error is
                 # harmless.
@@ -551,8 +512,8 @@ def backward_key(
 
             dp = concat_features(from_scratch(dp_tile, D), D).to(ACC)
             dy = gamma * dp
-            store_tile(dv + g_start, g_step, n, T, -dy, D, SIZE)
-            store_tile(dk + g_start, g_step, n, T, concat_features(dk_tile, D) + dy, D, SIZE)
+            store_tile(dv + dense, dense_step, n, T, -dy, D, SIZE)
+            store_tile(dk + dense, dense_step, n, T, concat_features(dk_tile, D) + dy, D, SIZE)
             dgamma += dp * slope_tile.to(ACC)
             dlam += dy
             if mini_batch_chunks(SIZE) > 1:
@@ -561,9 +522,9 @@ def backward_key(
                 dlast += steps * de_last
                 de += tau_last * de_last
             inside = token_mask(n, T, SIZE)
-            tl.store(row_pointers(deta + de_start, de_step, n, SIZE), de, mask=inside)
-    tl.store(dln_weight + slot * D + tl.arange(0, D), tl.sum(dgamma, axis=0))
-    tl.store(dln_bias + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
+            tl.store(row_pointers(deta, eta_step, n, SIZE), de, mask=inside)
+    tl.store(dnorm[0] + slot * D + tl.arange(0, D), tl.sum(dgamma, axis=0))
+    tl.store(dnorm[1] + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
     if mini_batch_chunks(SIZE) > 1:
-        dlast += sum_features(met)
+        dlast += sum_features(dlast_parts)
     tl.store(dtau_last + slot, tl.sum(dlast, axis=0))

@@ -33,14 +33,14 @@ ROW_RSTD, ROW_MEAN_PX = tl.constexpr(0), tl.constexpr(1)
 ROW_DETA, ROW_DLAST = tl.constexpr(2), tl.constexpr(3)
 # Integers that vary from call to call: no recompilation for values of 1 or multiples of 16. (Floats
 # are never specialised.) Names that a kernel lacks are ignored.
-VARYING = ('T', 'R', 'H', 'reverse_mask', 'segment', 'eta_b', 'eta_t', 'eta_r', 'eta_h')
+VARYING = ('T', 'R', 'H', 'reverse_mask', 'segment')
 # Triton's interpreter reduces several tensors at once one number at a time, in Python.
 INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET', '0') == '1')
 
 
 @triton.jit
-def scan_start(scan, T, R, H, reverse_mask, strides):
-    """Elements from a tensor's start to a scan's first token, and from one token to the next.
+def scan_of(x, strides, scan, T, R, H, reverse_mask):
+    """`x` moved to a scan's first token, and elements from one token to the next.
 
     In 64 bits throughout: `B·T·R·H·d` passes 2³¹ long before a GPU's memory is full.
 
@@ -54,15 +54,15 @@ def scan_start(scan, T, R, H, reverse_mask, strides):
     start += tl.cast(i_h, tl.int64) * strides[3]
     reverse = ((reverse_mask >> i_r) & 1).to(tl.int64)
     start += reverse * (T - 1) * step
-    return start, step * (1 - 2 * reverse)
+    return x + start, step * (1 - 2 * reverse)
 
 
 @triton.jit
-def dense_start(scan, T, R, H, reverse_mask, WIDTH: tl.constexpr):
-    """`scan_start` of a contiguous `(B, T, R, H, WIDTH)`."""
+def dense_scan_of(x, WIDTH: tl.constexpr, scan, T, R, H, reverse_mask):
+    """`scan_of` a contiguous `(B, T, R, H, WIDTH)`."""
     row = R * H * WIDTH
     strides = (tl.cast(T, tl.int64) * row, row, H * WIDTH, WIDTH)
-    return scan_start(scan, T, R, H, reverse_mask, strides)
+    return scan_of(x, strides, scan, T, R, H, reverse_mask)
 
 
 @triton.constexpr_function

@@ -51,7 +51,7 @@ def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
     if padded * next(n for n in DIMS if n >= dim) * _tiles.TILES.value >= 2**31:
         return f'T is {q.shape[1]}; a scan needs 64-bit indices, which the kernels do not have'
     # Inside a chunk offsets are 32-bit.
-    for name in ('q', 'k', 'v', 'eta'):
+    for name in ('q', 'k', 'v'):
         x = getattr(inputs, name)
         if CHUNK * x.stride(1) >= 2**31:
             return (
@@ -72,28 +72,24 @@ def forward(
     """
     width, inputs = inputs.q.shape[-1], _prepared(inputs)
     plan = _planned(inputs, directions, width, mini_batch_size)
-    q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
-    new = eta.new_empty
-    scan = {'q': q, 'k': k, 'eta': eta, 'ln_weight': ln_weight}
-    scan['token_scale'] = ln_weight if token_scale is None else token_scale
-    state = {'w0': w0, 'b0': b0, 'ln_bias': ln_bias, 'eps': max(eps, reference.LEAST_EPS)}
-    kept_dtype = reference.kept_dtype(q.dtype)
+    q, new = inputs.q, inputs.eta.new_empty
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
-    # With few scans for the GPU, the scan itself computes only G and the states.
-    apart = plan.output_apart
-    z_kept = torch.empty_like(o, dtype=kept_dtype) if keep else o
-    g = torch.empty_like(o) if apart else o
-    w_kept = c_kept = w0
-    if apart or keep:
-        w_kept, c_kept = new(plan.w_kept), new(plan.c_kept)
-    kept = {'w_kept': w_kept, 'c_kept': c_kept, 'g': g, 'o': o}
+    kept_dtype = reference.kept_dtype(q.dtype)
+    if keep:
+        kept = torch.empty_like(o, dtype=kept_dtype), new(plan.w_kept), new(plan.c_kept)
+    else:
+        shapes = ((*shape[:3], 0, *shape[4:]) for shape in (plan.w_kept, plan.c_kept))
+        kept = o.new_empty(0, dtype=kept_dtype), *map(new, shapes)
     with _launch.on(q):
-        plan.forward_scan(**scan, **state, **kept, v=v, z_kept=z_kept, KEEP=keep)
-        if apart:
-            plan.forward_output(**scan, **state, **kept)
-    if not keep:
-        z_kept = o.new_empty(0, dtype=kept_dtype)
-        w_kept, c_kept = (new((*shape[:3], 0, *shape[4:])) for shape in (plan.w_kept, plan.c_kept))
+        plan.forward_scan(
+            tokens=inputs[:4],
+            parameters=_parameters(inputs),
+            o=o,
+            kept=kept,
+            eps=max(eps, reference.LEAST_EPS),
+            KEEP=keep,
+        )
+    z_kept, w_kept, c_kept = kept
     if width != plan.shape[-1]:
         o, z_kept, c_kept = _launch.unpad(o, z_kept, c_kept, width=width)
         (w_kept,) = _launch.unpad(w_kept, width=width, axes=2)
@@ -121,55 +117,51 @@ def backward(
     """
     width, inputs = inputs.q.shape[-1], _prepared(inputs)
     plan = _planned(inputs, directions, width, mini_batch_size)
-    q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
+    q, k, _, eta = inputs[:4]
     new = eta.new_empty
     if width != plan.shape[-1]:
         do, z_kept, c_kept = _launch.pad(do, z_kept, c_kept, dims=DIMS)
         (w_kept,) = _launch.pad(w_kept, dims=DIMS, axes=2)
     do = do.contiguous()
-    scan = {'q': q, 'k': k, 'eta': eta, 'ln_weight': ln_weight}
-    scan['token_scale'] = ln_weight if token_scale is None else token_scale
+    parameters = _parameters(inputs)
     # Buffers from one kernel to the next, in whole chunks.
-    scan |= {'tiles': q.new_empty(plan.tiles), 'rows': new(plan.rows)}
-    kept = {'w_kept': w_kept.contiguous(), 'c_kept': c_kept.contiguous()}
+    scratch = q.new_empty(plan.tiles), new(plan.rows)
+    kept = w_kept.contiguous(), c_kept.contiguous()
     dq, dk, dv, deta = *(torch.empty_like(do) for _ in range(3)), new(plan.shape[:-1])
     # Partial sums by image, scan, head and segment: the query side's, then the key side's.
     dln_weight, dln_bias = new((2, *plan.c_kept)), new((2, *plan.c_kept))
-    (query_weight, key_weight), (query_bias, key_bias) = dln_weight.unbind(), dln_bias.unbind()
     dtau, dtau_last = new(plan.dtau), new(plan.c_kept[:-1])
     dw0, db0 = new(plan.dw0), new(plan.db0)
-    steps = {'dw_kept': new(plan.w_kept), 'dc_kept': new(plan.c_kept)}
-    steps['dc_all'] = new(plan.dc_all) if plan.pieces > 1 else db0
+    keys = {
+        'tokens': (q, k, eta),
+        'ln_weight': parameters[2],
+        'token_scale': parameters[4],
+        'scratch': scratch,
+        'dkept': (new(plan.w_kept), new(plan.c_kept)),
+        'dc_after': new(plan.dc_after) if plan.pieces > 1 else db0,
+    }
     with _launch.on(q):
         plan.backward_query(
-            **scan,
-            **kept,
-            v=v,
-            w0=w0,
-            b0=b0,
-            ln_bias=ln_bias,
+            tokens=inputs[:4],
+            parameters=parameters,
+            kept=(z_kept.contiguous(), *kept),
+            scratch=scratch,
             do=do,
-            z_kept=z_kept.contiguous(),
             dq=dq,
-            dln_weight=query_weight,
-            dln_bias=query_bias,
+            dnorm=(dln_weight[0], dln_bias[0]),
             dtoken_scale=dtau,
             eps=max(eps, reference.LEAST_EPS),
         )
-        plan.backward_chain(**scan, **steps, dw0=dw0, db0=db0)
+        plan.backward_chain(**keys, dstart=(dw0, db0))
         plan.backward_key(
-            **scan,
-            **kept,
-            **steps,
-            dk=dk,
-            dv=dv,
-            deta=deta,
-            dln_weight=key_weight,
-            dln_bias=key_bias,
+            **keys,
+            kept=kept,
+            dtokens=(dk, dv, deta),
+            dnorm=(dln_weight[1], dln_bias[1]),
             dtau_last=dtau_last,
         )
     # One operation for each sum: on few tokens the number of launches counts.
-    if token_scale is None:
+    if inputs.token_scale is None:
         dtoken_scale = new((plan.shape[2], 0))
     else:
         dtoken_scale = plan.by_place(dtau)
@@ -191,17 +183,13 @@ def _prepared(inputs: Inputs) -> Inputs:
         q, k, v, *vectors = _launch.pad(q, k, v, *vectors, dims=DIMS)
         small[:4] = *_launch.pad(w0, dims=DIMS, axes=2), *vectors
     q, k, v = _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    return Inputs(q, k, v, eta, *(None if x is None else x.contiguous() for x in small))
+    return Inputs(q, k, v, *(None if x is None else x.contiguous() for x in (eta, *small)))
 
 
-def output_apart(dim: int, scans_per_sm: float, tokens: int) -> bool:
-    """Whether a separate kernel computes O, segment by segment, after the scan.
-
-    A scan is a chain of mini-batches and keeps one program busy. With few scans most of a GPU is
-    idle and can compute the output, at the cost of writing G and one state per segment and of
-    reading the tokens again. The limits are not measured.
-    """
-    return tokens >= 768 and scans_per_sm < (0.7 if dim == 128 else 1.4)
+def _parameters(inputs: Inputs) -> tuple[Tensor, ...]:
+    """The parameters; a missing `token_scale` is a pointer that is not read."""
+    *parameters, token_scale = inputs[4:]
+    return *parameters, parameters[-1] if token_scale is None else token_scale
 
 
 class _Plan:
@@ -229,7 +217,6 @@ class _Plan:
         full, rest = divmod(tokens, size)
         chunks = full * self.pieces + _launch.cdiv(rest, CHUNK)
         scans_per_sm = self.scans / _device(device)[1]
-        self.output_apart = output_apart(dim, scans_per_sm, tokens)
         # W and c after every segment of every scan.
         self.w_kept, self.c_kept = (*by_scan, segments, dim, dim), (*by_scan, segments, dim)
         self.dw0, self.db0 = (*by_scan, dim, dim), (*by_scan, dim)
@@ -238,7 +225,7 @@ class _Plan:
         # In larger mini-batches every chunk has its own slots, and every block of features a part.
         apart = self.pieces > 1
         self.dtau = (*by_scan, *((chunks, dim // CHUNK) if apart else (segments,)), CHUNK)
-        self.dc_all = (self.scans, self.mini_batches if apart else 0, dim)
+        self.dc_after = (self.scans, self.mini_batches if apart else 0, dim)
         sizes = {
             'T': tokens,
             'R': scans,
@@ -252,40 +239,34 @@ class _Plan:
             'PRECISION': _launch.precision(dtype),
             'num_warps': dim // CHUNK,
         }
-        q, k, v, eta = strides
-        # Triton would specialise on every number of a tuple.
-        sizes |= dict(zip(('eta_b', 'eta_t', 'eta_r', 'eta_h'), eta, strict=True))
-        sizes |= _launch.token_strides(q=q, k=k)
+        # Of q, k, v, without the last dimension's, which is read as contiguous.
+        strides = tuple(x[:-1] for x in strides)
         # By whether programs share a multiprocessor.
         alone, together = (
             {**sizes, **_launch.most_registers(registers(dtype, dim, shared))}
             for shared in (False, True)
         )
-        values = _launch.token_strides(v=v)
         # A scan that has a multiprocessor to itself, or shares it with one other, may use all
         # registers.
         share, launcher = scans_per_sm > 2, _launch.launcher
         self.forward_scan = launcher(
             _forward_kernels.forward_scan,
             (self.scans,),
-            QUERY=not self.output_apart,
-            **values,
+            strides=strides,
             **(together if share else alone),
         )
-        self.forward_output = launcher(
-            _forward_kernels.forward_output, (self.segment_programs,), **together
-        )
         self.backward_query = launcher(
-            _backward_kernels.backward_query, (self.segment_programs,), **values, **alone
+            _backward_kernels.backward_query, (self.segment_programs,), strides=strides, **alone
         )
         # Three programs with spills are faster than two on an H100, in mini-batches of one chunk.
         self.backward_chain = launcher(
             _backward_kernels.backward_chain,
             (self.scans,),
+            strides=strides[:2],
             **(together if share and not apart else alone),
         )
         self.backward_key = launcher(
-            _backward_kernels.backward_key, (self.segment_programs,), **alone
+            _backward_kernels.backward_key, (self.segment_programs,), strides=strides[:2], **alone
         )
 
     def by_place(self, x: Tensor) -> Tensor:
@@ -303,8 +284,8 @@ _plan = _launch.plan(_Plan)
 
 
 def _planned(inputs: Inputs, directions: str, width: int, size: int) -> _Plan:
-    q, k, v, eta = inputs[:4]
-    strides = q.stride(), k.stride(), v.stride(), eta.stride()
+    q, k, v = inputs[:3]
+    strides = q.stride(), k.stride(), v.stride()
     has_scale = inputs.token_scale is not None
     return _plan(q.shape, strides, q.dtype, q.device, directions, width, size, has_scale)
 

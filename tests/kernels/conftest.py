@@ -8,7 +8,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / 'tools' / 'dev')]
 
-from kernel_testing import default_backends, quick_and_poisoned  # noqa: E402, F401
+from kernel_testing import cut, default_backends, quick_and_poisoned  # noqa: E402, F401
 
 
 @pytest.fixture
@@ -38,22 +38,3 @@ def one_program(monkeypatch):
     from ttt_kernels import _launch
 
     monkeypatch.setattr(_launch, '_ENOUGH', 1)
-
-
-@pytest.fixture
-def cut(monkeypatch):
-    """Sets the mini-batches of a segment of ttt_linear, with its output apart from the scan.
-
-    With 0 the scan writes its output; the backward pass has segments in any case.
-    """
-    from ttt_kernels import _launch
-    from ttt_kernels.ttt_linear import kernel, reference
-
-    def set_cut(mini_batches, segment=None):
-        apart = mini_batches > 0
-        monkeypatch.setattr(kernel, 'output_apart', lambda *_: apart)
-        if mini_batches or segment:
-            monkeypatch.setattr(reference, 'SEGMENT', mini_batches or segment)
-        _launch.forget_plans()
-
-    return set_cut

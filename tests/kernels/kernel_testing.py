@@ -133,6 +133,19 @@ def default_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv('TTT_KERNELS_BACKEND', raising=False)
 
 
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the mini-batches of a segment of ttt_linear."""
+    from ttt_kernels import _launch
+    from ttt_kernels.ttt_linear import reference
+
+    def set_cut(segment: int) -> None:
+        monkeypatch.setattr(reference, 'SEGMENT', segment)
+        _launch.forget_plans()
+
+    return set_cut
+
+
 @pytest.fixture(autouse=INTERPRETING)
 def quick_and_poisoned() -> Iterator[None]:
     """Makes the interpreter fast enough, and fresh tensors NaN: what is not written is seen."""

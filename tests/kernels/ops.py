@@ -64,7 +64,10 @@ TTT_LINEAR = Op(
         *(scan(17, dim=64, heads=1), scan(18, 'bfb', dim=32, batch=1, scale=False, eps=0.3)),
         *(scan(19, dim=d, heads=3, batch=1) for d in (6, 48, 72, 128)),
     ),
-    gpu_cases=tuple(scan(t, dim=64, heads=3) for t in (17, 1, 16, 63, 196, 1000)),
+    gpu_cases=(
+        *(scan(t, dim=64, heads=3) for t in (17, 1, 15, 16, 52, 63, 64, 196, 1000)),
+        *(scan(t, 'bfb', dim=32, scale=False) for t in (16, 70, 196)),
+    ),
     refused={
         r'd is 136; the kernels have at most 128': scan(2, dim=136, batch=1, heads=1),
         r'R is 32; the kernels have at most 31': scan(2, 'f' * 32, dim=32, batch=1, heads=1),
@@ -154,9 +157,8 @@ INNER_STEP = {'tokens': ('q', 'k', 'v'), 'images': ('q', 'k', 'v')}
 def kernel_maps(*dims: int, **options) -> tuple[Case, ...]:
     """Maps of one token, of some blocks and of ragged ones, for heads of these sizes."""
     cases = [Case((3, 13), {'dim': d, 'batch': 1}) for d in dims]
-    cases += [Case((3, 13), {'dim': dims[-1], 'batch': 1}, options)]
-    cases += [Case(hw, {'dim': 32, 'batch': 1}) for hw in ((1, 1), (7, 9), (9, 13))]
-    return (*cases, Case((9, 13), {'dim': 32, 'batch': 1}, options))
+    cases += [Case(hw, {'dim': 32, 'batch': 1}) for hw in ((1, 1), (9, 13))]
+    return (*cases, Case((3, 13), {'dim': 32, 'batch': 1}, options))
 
 
 def step_cases(**options) -> tuple[Case, ...]:
@@ -216,7 +218,6 @@ MLP = {
     'kernel_cases': (
         *kernel_maps(64, 5, 48, loss='l2'),
         # No number of fp32, which a kernel must not round the factor to.
-        Case((3, 5), {'dim': 32, 'batch': 1}, {'scale': 0.1}),
         Case((3, 5), {'dim': 32, 'batch': 1}, {'scale': 0.1, 'loss': 'l2'}),
     ),
     'gpu_cases': (*GPU_MAPS, Case((9, 13), {'dim': 64}, {'loss': 'l2'})),
@@ -310,8 +311,6 @@ DEFORM_ATTN = Op(
     images=('value', 'sampling_locations', 'attention_weights'),
     bad=BACKEND
     | {
-        'value': bad(r'value must have shape \(B, S', value=lambda x: x[0]),
-        'value dtype': bad(f'value {DTYPE}', TypeError, value=to_int),
         'pixels': bad(
             r'value has S = 20 pixels, but the 2 levels of spatial_shapes add up to 21',
             value=lambda x: x[:, 1:],
@@ -332,10 +331,6 @@ DEFORM_ATTN = Op(
             r'spatial_shapes must have shape \(L, 2\) with L ≥ 1, got \(4,\)',
             options={'shapes': torch.ones(4, dtype=torch.int64)},
         ),
-        'tensor elsewhere': bad(
-            r'spatial_shapes is on meta and value on cpu',
-            options={'shapes': torch.ones(2, 2, dtype=torch.int64, device='meta')},
-        ),
         'tensor that does not add up': bad(
             r'value has S = 21 pixels, but the 2 levels of spatial_shapes add up to 2',
             options={'shapes': torch.ones(2, 2, dtype=torch.int64)},
@@ -343,10 +338,6 @@ DEFORM_ATTN = Op(
         'locations': bad(
             r'sampling_locations must have shape \(B, Q, H, L, P, 2\), got 5 dim',
             sampling_locations=lambda x: x[..., 0],
-        ),
-        'heads': bad(
-            r'sampling_locations must have shape .* = \(2, 9, 3, 2, 4, 2\), got \(2, 9, 1',
-            sampling_locations=lambda x: x[:, :, :1],
         ),
         'no points': bad(
             r'P must be at least 1, got sampling_locations',
@@ -356,19 +347,6 @@ DEFORM_ATTN = Op(
             r'sampling_locations must be torch\.float32 or the dtype of value.*torch\.float16',
             TypeError,
             sampling_locations=Tensor.half,
-        ),
-        'weights': bad(
-            r'attention_weights must have shape \(B, Q, H, L, P\)',
-            attention_weights=lambda x: x[..., :3],
-        ),
-        'nothing': bad(
-            r'attention_weights must be a tensor, got NoneType',
-            TypeError,
-            attention_weights=lambda x: None,
-        ),
-        'devices': bad(
-            r'attention_weights is on meta and value on cpu',
-            attention_weights=lambda x: x.to('meta'),
         ),
     },
 )

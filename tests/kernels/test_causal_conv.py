@@ -1,24 +1,13 @@
-"""causal_conv: the definition, one unused output, FLOPs.
+"""causal_conv: one unused output, FLOPs.
 
 What holds for every op is in test_ops.py.
 """
 
 import torch
-import torch.nn.functional as F
-from convolutions import make, primal
+from convolutions import make
 from torch.utils.flop_counter import FlopCounterMode
 
 from ttt_kernels import causal_conv
-
-
-def test_the_definition_is_a_conv1d_of_each_scan():
-    inputs = make(9, 'fb', weights=1)
-    x, weight = inputs.values()
-    actual = primal(inputs, 'fb')
-    for r, turn in enumerate(((), (1,))):
-        past = F.pad(x[:, :, r].flip(turn).mT, (3, 0))
-        expected = F.conv1d(past, weight[r][:, None], groups=6).mT.flip(turn)
-        torch.testing.assert_close(actual[:, :, r], expected)
 
 
 def test_one_unused_output():

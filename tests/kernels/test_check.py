@@ -5,49 +5,47 @@ import re
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from ttt_kernels import __main__, _backend, _check, _compare
 from ttt_kernels._op import OPS
+from ttt_kernels.causal_conv import kernel
 
 GPU = torch.device('cuda', 0)
-# Runs the check of a kernel that this code has replaced, in Triton's interpreter.
-CHILD = """
-import os, sys, time, torch
+# Runs the check of a kernel whose gradients are wrong, in Triton's interpreter.
+WRONG = """
+import os, sys
 os.environ['TRITON_INTERPRET'] = '1'
 from ttt_kernels import __main__
 from ttt_kernels.causal_conv import kernel, reference
-kernel.forward, kernel.backward = reference.forward, reference.backward
-{change}
+kernel.forward = reference.forward
+kernel.backward = lambda *a: tuple(2 * x for x in reference.backward(*a))
 sys.exit(__main__.main(['check', 'causal_conv', '--dtype', 'bf16']))
 """
-KERNELS = {
+CHILDREN = {
     'right': ('', None),
     'wrong': (
-        'kernel.backward = lambda *a: tuple(2 * x for x in reference.backward(*a))',
+        WRONG,
         r'failed: causal_conv bf16: the gradient of x is off by 1\.0e\+00, at most 1\.0e-01',
     ),
-    'crash': ('kernel.forward = lambda *a: os.abort()', r'crashed \(exit status -6\)'),
-    'error': (
-        'def forward(*a): raise RuntimeError("an illegal access")\nkernel.forward = forward',
-        r'failed: causal_conv bf16: RuntimeError: an illegal access',
-    ),
-    'hang': ('kernel.forward = lambda *a: time.sleep(600)', r'took more than 2 s'),
+    'crash': ('import os; os.abort()', r'crashed \(exit status -6\)'),
+    'hang': ('import time; time.sleep(600)', r'took more than 2 s'),
 }
 
 
 @pytest.fixture
 def gpu(monkeypatch, tmp_path):
     """A GPU of which nothing is known, whose checks run the code in the dict that this returns."""
-    code = {'change': ''}
+    code = {'child': ''}
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     monkeypatch.delenv(_check.VARIABLE, raising=False)
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
     key = {'op': 'causal_conv', 'dtype': 'bfloat16', 'gpu': 'a new GPU 13.0', 'triton': '4.0'}
-    monkeypatch.setattr(_check, 'fingerprint', lambda *_: dict(key, kernels=code['change']))
-    monkeypatch.setattr(_check, 'command', lambda *_: [sys.executable, '-c', CHILD.format(**code)])
+    monkeypatch.setattr(_check, 'fingerprint', lambda *_: dict(key, kernels=code['child']))
+    monkeypatch.setattr(_check, 'command', lambda *_: [sys.executable, '-c', code['child']])
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (13, 0))
     monkeypatch.setattr(_backend, '_no_launches', lambda: None)
     for cached in (_check.reason, _backend.known, _backend._warn_once):
@@ -57,10 +55,9 @@ def gpu(monkeypatch, tmp_path):
         cached.cache_clear()
 
 
-@pytest.mark.parametrize('name', KERNELS)
+@pytest.mark.parametrize('name', CHILDREN)
 def test_a_kernel_that_meets_a_new_gpu(gpu, name, monkeypatch, capfd):
-    change, message = KERNELS[name]
-    gpu['change'] = change
+    gpu['child'], message = CHILDREN[name]
     if name == 'hang':
         monkeypatch.setattr(_check, 'LIMIT', 2.0)
     if message is None:
@@ -95,8 +92,8 @@ def test_what_could_not_be_checked_is_not_kept(gpu, monkeypatch):
 def test_another_kernel_or_gpu_is_checked_again(gpu, monkeypatch):
     calls = []
     monkeypatch.setattr(_check, 'command', lambda *a: calls.append(a) or verdict_of(0))
-    for change in ('', '# another', ''):
-        gpu['change'] = change
+    for child in ('', '# another', ''):
+        gpu['child'] = child
         _check.reason.cache_clear()
         assert _check.reason('causal_conv', torch.bfloat16, GPU) is None
     assert len(calls) == len(list(_check.verdicts())) == 2
@@ -136,17 +133,6 @@ def test_rows_that_are_known_and_a_variable_decide_without_a_check(gpu, monkeypa
         assert (reason is not None) is refused
 
 
-def test_a_fallback_says_why(gpu, monkeypatch):
-    monkeypatch.setattr(_check, 'command', lambda *_: verdict_of(1))
-    tokens = types.SimpleNamespace(device=GPU, dtype=torch.bfloat16, numel=lambda: 1)
-    with pytest.warns(
-        RuntimeWarning, match='causal_conv runs its slow reference.*its check failed'
-    ):
-        assert _backend.choose('causal_conv', 'auto', tokens, lambda kernel: None) is None
-    with pytest.raises(RuntimeError, match=r"backend='triton' cannot run here: its check failed"):
-        _backend.choose('causal_conv', 'triton', tokens, lambda kernel: None)
-
-
 def test_a_fingerprint_says_everything(monkeypatch):
     properties = types.SimpleNamespace(name='a GPU', major=8, minor=6)
     monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda _: properties)
@@ -154,6 +140,13 @@ def test_a_fingerprint_says_everything(monkeypatch):
     assert (key['op'], key['dtype'], key['gpu']) == ('ttt_glu', 'float16', 'a GPU 8.6')
     assert {'driver', 'ptxas', 'triton', 'torch', 'hip', 'kernels'} <= key.keys()
     assert all(isinstance(x, str) for x in key.values())
+
+
+def test_a_kernel_that_raises_an_error_fails(monkeypatch, capsys):
+    monkeypatch.setenv('TRITON_INTERPRET', '1')
+    monkeypatch.setattr(kernel, 'forward', Mock(side_effect=RuntimeError('an illegal access')))
+    assert _compare.main('causal_conv', ['bf16'], 'cuda') == _check.FAILED
+    assert capsys.readouterr().out == 'causal_conv bf16: RuntimeError: an illegal access\n'
 
 
 @pytest.mark.parametrize('name', OPS)

@@ -105,9 +105,11 @@ def test_strided_inputs_and_gradients(op, backend, layout):
 
 
 @every_backend
-def test_no_output_depends_on_fresh_memory(op, backend):
+def test_no_output_depends_on_fresh_memory_and_inputs_stay(op, backend):
     inputs = op.make(HW, dtype=BF16)
+    copies = {n: x.clone() for n, x in inputs.items()}
     expected = with_gradients(on(op, backend), inputs)
+    assert all(torch.equal(inputs[n], x) for n, x in copies.items())
     torch.use_deterministic_algorithms(True)  # torch then fills every torch.empty with NaN
     try:
         assert torch.empty(3).isnan().all()
@@ -115,14 +117,6 @@ def test_no_output_depends_on_fresh_memory(op, backend):
     finally:
         torch.use_deterministic_algorithms(False)
     assert_same(actual, expected, 1e-12)
-
-
-@every_backend
-def test_inputs_are_left_alone(op, backend):
-    inputs = op.make(HW)
-    copies = {n: x.clone() for n, x in inputs.items()}
-    with_gradients(on(op, backend), inputs)
-    assert all(torch.equal(inputs[n], x) for n, x in copies.items())
 
 
 @every_backend
@@ -284,14 +278,8 @@ def test_autocast_rounds_the_tokens_and_nothing_else(op, compiled):
     for name, grad in grads.items():
         assert grad.dtype == FP32
         assert torch.equal(grad, expected_grads[name].float()), name
-
-
-@every_op
-def test_autocast_leaves_fp64_alone(op):
-    inputs = op.make(HW)
-    with torch.autocast('cpu', dtype=BF16):
-        actual = on(op, None)(inputs)
-    assert torch.equal(actual, on(op, None)(inputs))
+    exact = {n: x.double() for n, x in inputs.items()}
+    assert torch.equal(function(exact), on(op, None)(exact))
 
 
 @every_op
@@ -352,13 +340,11 @@ def test_gradients_through_vmap(op, backend):
     'transform',
     [
         lambda f, x, _: torch.func.grad(f)(x),
-        lambda f, x, _: torch.func.jacrev(f)(x),
-        lambda f, x, _: torch.func.vjp(f, x)[1](torch.ones((), dtype=x.dtype))[0],
         lambda f, x, _: torch.func.vmap(torch.func.grad(f))(x[None])[0],
         lambda f, x, _: torch.func.grad(lambda y: torch.func.vmap(f)(y[None]).sum())(x),
         lambda f, x, tangent: torch.func.jvp(f, (x,), (tangent,))[1],
     ],
-    ids=['grad', 'jacrev', 'vjp', 'vmap of grad', 'grad of vmap', 'jvp'],
+    ids=['grad', 'vmap of grad', 'grad of vmap', 'jvp'],
 )
 @every_op
 def test_derivatives_of_torch_func(op, transform):

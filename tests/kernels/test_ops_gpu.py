@@ -11,7 +11,7 @@ import torch
 from inner_steps import inner_gradient
 from kernel_testing import assert_same, error, with_gradients
 from op_row import BF16, FP16, FP32, Case
-from ops import OPS, STEPS
+from ops import OPS, STEPS, TTT_LINEAR
 
 pytestmark = pytest.mark.gpu
 HW = (31, 33)
@@ -149,3 +149,34 @@ def test_kernels_run_where_the_tensors_are(op):
     there = {n: x.to('cuda:1') for n, x in inputs.items()}
     assert torch.cuda.current_device() == 0
     assert torch.equal(on_gpu(op)(there).cpu(), on_gpu(op)(inputs).cpu())
+
+
+@pytest.mark.parametrize('segment', [32, 3])
+def test_the_state_walks_back_over_a_long_sequence(segment, cut):
+    # 1000 chunks; the fp64 reference on the GPU, where it is quick.
+    cut(segment)
+    inputs = TTT_LINEAR.make((1, 16_000), batch=1, heads=1, dim=64, dtype=BF16, device='cuda')
+    exact = {n: x.double() for n, x in inputs.items()}
+    expected = with_gradients(on_gpu(TTT_LINEAR, backend='reference'), exact)
+    assert_same(with_gradients(on_gpu(TTT_LINEAR), inputs), expected, 5e-2)
+
+
+def test_memory_is_linear_in_the_tokens():
+    call, peaks = on_gpu(TTT_LINEAR), []
+    for tokens in (2048, 4096):
+        inputs = TTT_LINEAR.make((1, tokens), dim=64, heads=6, dtype=BF16, device='cuda')
+        leaves = {n: x.requires_grad_() for n, x in inputs.items()}
+        call(leaves).float().square().mean().backward()
+        for x in leaves.values():
+            x.grad = None
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        output = call(leaves)
+        kept = torch.cuda.memory_allocated() - before
+        output.backward(torch.ones_like(output))
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        token_sized = output.numel() * output.element_size()
+        # O and G, and a quarter of a token-sized tensor of states.
+        assert kept < 2.5 * token_sized
+    assert peaks[1] < 2.2 * peaks[0]

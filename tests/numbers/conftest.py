@@ -9,24 +9,10 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / 'kernels')]
 
-from kernel_testing import default_backends, quick_and_poisoned  # noqa: E402, F401
+from kernel_testing import cut, default_backends, quick_and_poisoned  # noqa: E402, F401
 
 
 @pytest.fixture(autouse=True)
 def single_precision(monkeypatch):
     """Convolutions in fp32 are in TF32 on a GPU unless they are told otherwise."""
     monkeypatch.setattr(torch.backends.cudnn, 'allow_tf32', False)
-
-
-@pytest.fixture
-def cut(monkeypatch):
-    """Sets the mini-batches of a segment of ttt_linear; with `apart`, in the split path."""
-    from ttt_kernels import _launch
-    from ttt_kernels.ttt_linear import kernel, reference
-
-    def set_cut(segment, apart):
-        monkeypatch.setattr(kernel, 'output_apart', lambda *_: apart)
-        monkeypatch.setattr(reference, 'SEGMENT', segment)
-        _launch.forget_plans()
-
-    return set_cut

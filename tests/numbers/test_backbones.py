@@ -74,7 +74,7 @@ class Prepared:
 
 
 @pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize('image', IMAGES)
+@pytest.mark.parametrize('image', ['zero', 'loud constant', 'faint'])
 @pytest.mark.parametrize('name', BACKBONES)
 def test_training_is_finite(name, image, device):
     prepared = Prepared(name, image, training=True)
@@ -91,7 +91,7 @@ def test_training_is_finite(name, image, device):
 
 
 @pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize('image', IMAGES)
+@pytest.mark.parametrize('image', ['noise', 'zero', 'constant', 'loud', 'faint'])
 @pytest.mark.parametrize('name', BACKBONES)
 def test_output_and_every_gradient(name, image, device):
     # Without the statistics of a batch, which make a signal of the rounding of a constant image.

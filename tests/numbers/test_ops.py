@@ -130,13 +130,13 @@ def check_kernel(
 LINEAR = ('causal_conv', 'deform_attn')
 
 
-def cases(names, *more):
+def cases(names, *more, models=tuple(MODELS)):
     """Ops and kinds of inputs; `more` in place of the extremes."""
     return [
         (name, kind)
         for name in names
         for kind in (
-            *(('size 0.001', 'outlier') if name in LINEAR else MODELS),
+            *(('size 0.001', 'outlier') if name in LINEAR else models),
             *recorded_kinds(name),
             *(more or extremes(name)),
         )
@@ -178,13 +178,18 @@ def test_numba_over_many_tokens(name):
     check_kernel(name, 'size 0.3', FP32, 'numba', (100, 150))
 
 
+# Scans of tokens of .03 and .3 follow below.
+INTERPRETED = [kind for kind in MODELS if kind not in ('size 0.03', 'size 0.3', 'size 1')]
+
+
 # Loud equal tokens make gradients of rank one, of which the damping leaves only rounding.
 @pytest.mark.interpreter
 @pytest.mark.parametrize(
-    ('name', 'kind'), [c for c in cases(OPS) if c != ('ttt_glu', 'loud and equal')]
+    ('name', 'kind'),
+    [c for c in cases(OPS, models=INTERPRETED) if c != ('ttt_glu', 'loud and equal')],
 )
 def test_triton(name, kind, cut):
-    cut(3, apart=False)
+    cut(3)
     # Extremes in two mini-batches: in more the state is stepped back from one beyond all measure.
     check_kernel(name, kind, FP32, 'triton', (3, 7) if kind in extremes(name) else (7, 9))
 
@@ -200,15 +205,12 @@ def test_triton(name, kind, cut):
     ],
 )
 def test_triton_in_half_precision(name, kind, cut):
-    cut(3, apart=True)
+    cut(3)
     check_kernel(name, kind, FP16, 'triton', (7, 9))
 
 
-SCANS = [
-    # Tokens of a mini-batch, channels, the output in a kernel of its own.
-    pytest.param(b, dim, apart, id=f'b {b}, d {dim}, {"apart" if apart else "fused"}')
-    for b, dim, apart in ((16, 64, False), (16, 48, True), (24, 32, True), (32, 20, False))
-]
+# Tokens of a mini-batch, channels, and mini-batches of a segment.
+SCANS = [(16, 64, 32), (16, 48, 3), (24, 32, 3), (32, 20, 32)]
 
 
 def check_scan(b, dim, size, dtype, *where):
@@ -220,21 +222,20 @@ def check_scan(b, dim, size, dtype, *where):
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize(('size', 'dtype'), [(0.03, FP32), (0.3, FP16)], ids=str)
-@pytest.mark.parametrize(('b', 'dim', 'apart'), SCANS)
-def test_triton_scans_of_small_tokens(b, dim, apart, size, dtype, cut):
+@pytest.mark.parametrize(('b', 'dim', 'segment'), SCANS)
+def test_triton_scans_of_small_tokens(b, dim, segment, size, dtype, cut):
     # Rounding errors of a mean over the features grow with every mini-batch, and where the backward
     # pass recomputes the state, from the first one of a segment on.
-    cut(3 if apart else 32, apart)
+    cut(segment)
     check_scan(b, dim, size, dtype)
 
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize('kind', ['loud', 'loud, at the start', 'zero keys, loud values'])
-@pytest.mark.parametrize('apart', [False, True])
-def test_loud_fp16_saturates_in_the_scan(kind, apart, cut):
+def test_loud_fp16_saturates_in_the_scan(kind, cut):
     # E⊙(QKᵀ + 1), or G behind a σ of √ε: beyond 65504, where infinity would leave NaN in all tokens
     # that follow.
-    cut(1, apart)
+    cut(1)
     inputs, call, grad = prepare('ttt_linear', kind, (3, 7), {}, {})
     actual = evaluate(lambda x: call(x, 'triton'), OPS['ttt_linear'].cast(inputs, FP16), grad)
     assert all(x.isfinite().all() for x in actual.values())
@@ -254,8 +255,8 @@ def test_triton_on_a_gpu(name, kind, dtype):
 @pytest.mark.parametrize('dtype', TYPES, ids=str)
 @pytest.mark.parametrize('size', [0.03, 0.3])
 @pytest.mark.parametrize(
-    ('b', 'dim', 'apart'), [*SCANS, (4, 64, True), (64, 64, False), (16, 5, False), (16, 128, True)]
+    ('b', 'dim', 'segment'), [*SCANS, (4, 64, 3), (64, 64, 32), (16, 5, 32), (16, 128, 3)]
 )
-def test_triton_scans_on_a_gpu(b, dim, apart, size, dtype, cut):
-    cut(3 if apart else 32, apart)
+def test_triton_scans_on_a_gpu(b, dim, segment, size, dtype, cut):
+    cut(segment)
     check_scan(b, dim, size, dtype, FACTOR_ON_A_GPU, 'cuda')

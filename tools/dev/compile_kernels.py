@@ -47,7 +47,6 @@ from ttt_kernels import (
     ttt_mlp,
 )
 from ttt_kernels._op import OPS
-from ttt_kernels.ttt_linear import kernel as ttt_linear_kernel
 
 TABLE = Path(__file__).with_suffix('.json')
 GPUS: dict[str, int | str] = {f'sm_{n}': n for n in (80, 89, 90, 100, 120)} | {'gfx942': 'gfx942'}
@@ -70,20 +69,14 @@ def leaves(dtype: torch.dtype, tokens: int, *shapes: tuple[int, ...]) -> list[Te
     ]
 
 
-def scan(dtype, dim, size=16, images=1, tokens=256, heads=8, apart=False) -> Call:
-    """`apart`: the scan keeps states, and another kernel writes the output."""
+def scan(dtype, dim, size=16, images=1, tokens=256, heads=8) -> Call:
     token, state = (images, tokens, 1, heads), (1, heads)
     inputs = leaves(
         dtype, 3, *[(*token, dim)] * 3, token, (*state, dim, dim), *[(*state, dim)] * 3, (1, size)
     )
 
-    def call(*inputs: Tensor) -> Tensor:
-        with mock.patch.object(ttt_linear_kernel, 'output_apart', return_value=apart):
-            return ttt_linear(
-                *inputs, directions=('forward',), mini_batch_size=size, backend='triton'
-            )
-
-    return call, inputs
+    options = {'directions': ('forward',), 'mini_batch_size': size, 'backend': 'triton'}
+    return lambda *x: ttt_linear(*x, **options), inputs
 
 
 def convolution(dtype) -> Call:
@@ -112,7 +105,6 @@ PYRAMID = ((8, 8), (4, 4), (2, 2))
 # Compiled for every GPU in bf16, and for sm_90 in fp32.
 CALLS: dict[str, Callable[[torch.dtype], Call]] = {
     'ttt_linear, d 64': lambda t: scan(t, 64),
-    'ttt_linear, d 64, output apart': lambda t: scan(t, 64, heads=2, apart=True),
     'causal_conv': convolution,
     'ttt_glu, d 64': lambda t: inner_step(ttt_glu, t, 64, 2),
     'ttt_dwconv, d 64': dwconv,
@@ -124,7 +116,6 @@ CALLS: dict[str, Callable[[torch.dtype], Call]] = {
 OTHER_CALLS = {
     'ttt_linear, d 32': lambda t: scan(t, 32),
     'ttt_linear, d 128': lambda t: scan(t, 128),
-    'ttt_linear, d 128, output apart': lambda t: scan(t, 128, heads=2, apart=True),
     'ttt_linear, d 64, b 64': lambda t: scan(t, 64, size=64),
     'ttt_glu, d 32': lambda t: inner_step(ttt_glu, t, 32, 2),
     'ttt_mlp, L2, d 64': lambda t: inner_step(ttt_mlp, t, 64, 2, scale=0.125, loss='l2'),
