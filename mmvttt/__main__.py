@@ -7,7 +7,6 @@ imported is a line of it.
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import os
 import platform
@@ -154,10 +153,6 @@ def run_tool(name: str, arguments: list[str]) -> None:
         sys.exit(f'error: mmvttt has no tool {name!r}; it has {", ".join(by_name)}')
     code = path.read_text(encoding='utf-8')
     if 'mmengine' not in sys.modules and find_spec('mmengine') is None and _OPENMMLAB.search(code):
-        if {'-h', '--help'} & set(arguments):
-            print(ast.get_docstring(ast.parse(code)), end='\n\n')
-            print(missing('mmengine'))
-            return
         sys.exit(f'error: mmvttt {name} needs OpenMMLab, and {missing("mmengine")}')
     os.execv(sys.executable, [sys.executable, str(path), *arguments])
 

@@ -154,7 +154,6 @@ print(json.dumps(printed))
 MISSING = r"OpenMMLab is not installed: pip install 'mmvttt\[onedl-det\]'"
 COMMANDS = {
     '--help': 'usage: mmvttt',
-    'train --help': f'Trains a model(.|\n)*{MISSING}',
     'train x': f'^error: mmvttt train needs OpenMMLab, and {MISSING}.*$',
     'predict pedestrians a.jpg': f'^error: mmvttt predict needs OpenMMLab, and {MISSING}.*$',
     'get_flops vittt_t_in1k': f"^error: there is no model 'vittt_t_in1k'.*{MISSING}.*\nstatus 1$",

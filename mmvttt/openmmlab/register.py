@@ -127,14 +127,9 @@ def require_options(kind: type, options: Mapping[str, Any]) -> None:
     if wrong is None:
         return
     shown = [('norm_cfg' if name == 'norm_layer' else name) for name in names]
-    backbone = options.get('backbone')
-    if backbone is not None and wrong in config_options(type(backbone)):
-        advice = f', {type(backbone).__name__} does: write it into the dict of its backbone'
-    else:
-        advice = suggest(wrong, shown)
     raise TypeError(
-        f'{kind.__name__} has no option {wrong!r}{advice}; it has {", ".join(shown)}. If it comes '
-        "from the config's _base_, put _delete_=True into this dict"
+        f'{kind.__name__} has no option {wrong!r}{suggest(wrong, shown)}; it has '
+        f'{", ".join(shown)}. If it comes from a _base_, put _delete_=True into this dict'
     )
 
 

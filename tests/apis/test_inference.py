@@ -25,37 +25,26 @@ CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 
 
 @pytest.fixture(scope='module')
-def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three scenes in CamVid's layout: a bright box on dark ground is class 1."""
-    root = tmp_path_factory.mktemp('scenes')
-    rng = np.random.default_rng(0)
-    for split in ('train', 'val'):
-        images, labels = root / 'img_dir' / split, root / 'ann_dir' / split
-        images.mkdir(parents=True)
-        labels.mkdir(parents=True)
-        for i in range(3):
-            label = np.zeros((48, 64), np.uint8)
-            label[8:30, 10 + 8 * i : 40 + 8 * i] = 1
-            image = rng.integers(0, 60, (48, 64, 3)) + 150 * label[..., None]
-            cv2.imwrite(str(images / f'{i}.jpg'), image)
-            cv2.imwrite(str(labels / f'{i}.png'), label)
-    return root
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bright box on dark ground."""
+    pixels = np.random.default_rng(0).integers(0, 60, (48, 64, 3))
+    pixels[8:30, 10:40] += 150
+    path = tmp_path_factory.mktemp('photos') / '0.jpg'
+    cv2.imwrite(str(path), pixels)
+    return path
 
 
-def small(name: str, root: Path) -> Config:
-    """A config with a tiny model, on the scenes."""
+def small(name: str) -> Config:
+    """A config with a tiny model."""
     cfg = reduce_model(Config.fromfile(CONFIGS / f'{name}.py'))
     if cfg.default_scope == 'mmpretrain':
         cfg.model.head.num_classes = cfg.data_preprocessor.num_classes = 7
-    if cfg.default_scope == 'mmseg':
-        for split in ('train', 'val', 'test'):
-            cfg[f'{split}_dataloader'].dataset.data_root = str(root)
     return cfg
 
 
-def binary(name: str, root: Path) -> Config:
+def binary(name: str) -> Config:
     """A segmentor of one channel, whose sign is the class."""
-    cfg = small(name, root)
+    cfg = small(name)
     for head in (cfg.model.decode_head, cfg.model.auxiliary_head):
         head.update(num_classes=2, out_channels=1, threshold=0.5)
         head.loss_decode = dict(type='CrossEntropyLoss', use_sigmoid=True)
@@ -71,10 +60,10 @@ def save_random(cfg: Config, path: Path, classes: Sequence[str]) -> Path:
 
 
 @pytest.fixture(scope='module')
-def detector(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def detector(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A config and a checkpoint of a detector of people."""
     folder = tmp_path_factory.mktemp('detector')
-    cfg = small('maskrcnn_vittt_t_pennfudan', scenes)
+    cfg = small('maskrcnn_vittt_t_pennfudan')
     cfg.dump(folder / 'small.py')
     return folder / 'small.py', save_random(cfg, folder / 'w.pth', ('person',))
 
@@ -86,12 +75,12 @@ def is_picture(prediction: Prediction, path: Path) -> bool:
 
 @pytest.mark.parametrize(('make', 'classes'), [(small, 11), (binary, 2)], ids=['', 'binary'])
 def test_a_segmentor_draws_a_label_map(
-    make: Callable, classes: int, scenes: Path, tmp_path: Path
+    make: Callable, classes: int, image: Path, tmp_path: Path
 ) -> None:
-    cfg = make('upernet_vittt_t_camvid', scenes)
+    cfg = make('upernet_vittt_t_camvid')
     names = [f'kind-{i}' for i in range(classes)]
     checkpoint = save_random(cfg, tmp_path / 'w.pth', names)
-    prediction = open_model(cfg, checkpoint).predict(scenes / 'img_dir' / 'val' / '0.jpg')
+    prediction = open_model(cfg, checkpoint).predict(image)
     assert is_picture(prediction, tmp_path / 'out.png')
     assert prediction.labels.shape == (48, 64)
     found, shares = zip(*(line.split() for line in prediction.lines), strict=True)
@@ -100,15 +89,14 @@ def test_a_segmentor_draws_a_label_map(
 
 
 def test_a_classifier_names_the_five_likeliest(
-    scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mmpretrain.utils import progress
 
     # Left open, or nested in another, it has rich recurse in every later bar of the process.
     monkeypatch.setattr(progress.global_live, 'start', lambda: pytest.fail('a second bar'))
-    cfg = small('vittt_t_in1k', scenes)
+    cfg = small('vittt_t_in1k')
     checkpoint = save_random(cfg, tmp_path / 'w.pth', [f'kind-{i}' for i in range(7)])
-    image = scenes / 'img_dir' / 'val' / '0.jpg'
     prediction = open_model(cfg, checkpoint).predict(image)
     assert is_picture(prediction, tmp_path / 'out.png')
     assert prediction.scores.sum() == pytest.approx(1, abs=1e-5)
@@ -118,10 +106,9 @@ def test_a_classifier_names_the_five_likeliest(
 
 
 def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
-    scenes: Path, detector: tuple, tmp_path: Path
+    image: Path, detector: tuple, tmp_path: Path
 ) -> None:
     predictor = mmvttt.load(*detector, device='cpu')
-    image = scenes / 'img_dir' / 'val' / '0.jpg'
     prediction = predictor.predict(image, score_thr=0.05)
     assert is_picture(prediction, tmp_path / 'out.png')
     # An untrained head gives 0.5 for each of two classes.
@@ -172,13 +159,12 @@ def test_the_content_of_an_image_decides(tmp_path: Path) -> None:
             require_image(path)
 
 
-def test_what_cannot_be_shown_is_named(scenes: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_shown_is_named() -> None:
     with pytest.raises(UsageError, match=r'default_scope.*mmdet, mmseg, mmpretrain'):
         open_model(Config(dict(default_scope='mmengine')), 'w.pth')
 
 
-def test_no_image_is_written_over(scenes: Path, tmp_path: Path) -> None:
-    image = scenes / 'img_dir' / 'val' / '0.jpg'
+def test_no_image_is_written_over(image: Path, tmp_path: Path) -> None:
     other, mine = tmp_path / 'a' / '0.jpg', tmp_path / 'out' / 'vis' / '0.jpg'
     for path in (other, mine):
         path.parent.mkdir(parents=True)
@@ -191,10 +177,8 @@ def test_no_image_is_written_over(scenes: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('damage', ['without a head', 'of other classes'])
-def test_a_head_of_random_weights_predicts_nothing(
-    damage: str, scenes: Path, tmp_path: Path
-) -> None:
-    cfg = small('vittt_t_in1k', scenes)
+def test_a_head_of_random_weights_predicts_nothing(damage: str, tmp_path: Path) -> None:
+    cfg = small('vittt_t_in1k')
     weights = build(cfg).state_dict()
     head = {n: v for n, v in weights.items() if n.startswith('head.')}
     for name, value in head.items():

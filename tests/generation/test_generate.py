@@ -1,6 +1,5 @@
 """tools/generate.py: the same images whatever happens, its files, its errors."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -139,22 +138,6 @@ def test_prompts(draw: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
         (('--prompt', 'a cat'), 'needs --pipeline FOLDER', 2),
     ):
         assert words in draw(*options, '--npz', 'd.npz', config=config, error=status)
-
-
-@pytest.mark.parametrize(
-    ('missing', 'options', 'extra'),
-    [
-        ('transformers', ('--prompt', 'a cat', '--pipeline', 'sd3'), 'sd3'),
-        ('diffusers', ('--classes', '1'), 'gen'),
-    ],
-)
-def test_missing_packages(
-    draw: Callable, tools, missing: str, options: tuple, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw('--classes', '1')
-    monkeypatch.setitem(sys.modules, missing, None)
-    error = tools.error('generate.py', 'config.py', 'weights.pth', *options, '--device', 'cpu')
-    assert f"error: {missing} is not installed: pip install 'mmvttt[{extra}]'" in error
 
 
 @pytest.mark.parametrize(

@@ -144,18 +144,6 @@ def test_a_damaged_cache_is_refused_when_it_is_opened(damage, cache: Path, tmp_p
         CachedLatents(folder, conditions=['class_labels'])
 
 
-def test_other_layouts_of_the_same_numbers(cache: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(cache, tmp_path / 'cache')
-    moments(lambda m: np.asfortranarray(m.astype('>f4')))(folder)
-    np.save(folder / 'class_labels.npy', np.load(folder / 'class_labels.npy').astype(np.uint8))
-    items = []
-    for root in (cache, folder):
-        torch.manual_seed(0)
-        items.append(CachedLatents(root)[5])
-    assert torch.equal(items[0]['latents'], items[1]['latents'])
-    assert items[1]['class_labels'].dtype == torch.int64
-
-
 def test_tool(images: Path, vae: AutoencoderKL, tmp_path: Path, tools) -> None:
     vae.save_pretrained(tmp_path / 'vae')
     out = tmp_path / 'out'
