@@ -137,21 +137,3 @@ def test_one_variable_moves_the_data(root: str, monkeypatch: pytest.MonkeyPatch)
             assert cfg[f'{part}_dataloader'].dataset.data_root == f'{root}/{folder}/'
         annotations = f'{root}/{folder}/annotations/instances_{split}.json'
         assert cfg.val_evaluator.ann_file == cfg.test_evaluator.ann_file == annotations
-
-
-def classifier(name: str = 't5_t_in1k_30e', **backbone) -> tuple[Config, nn.Module]:
-    cfg = reduce_model(Config.fromfile(CONFIGS / f'{name}.py'))
-    cfg.model.backbone.update(backbone)
-    return cfg, build(cfg)
-
-
-def test_the_freeze_protocol_of_tab_1() -> None:
-    cfg, model = classifier(only_new=True)
-    cfg.optim_wrapper.paramwise_cfg.custom_keys = dict(head=dict(lr_mult=0))
-    new = {f'backbone.{name}' for name in model.backbone.new_parameters()}
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    optim = build_optim_wrapper(model, cfg.optim_wrapper)
-    batch = model.train().data_preprocessor(batch_for(cfg, (64, 64)), training=True)
-    optim.update_params(model.parse_losses(model(**batch, mode='loss'))[0])
-    changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
-    assert changed == new

@@ -91,11 +91,7 @@ def test_where_the_nodes_meet(call, env: str, words: str) -> None:
         ('slurm_train.sh c.py', {}, 'usage: '),
         ('dist_train.sh c.py 8', dict(NNODES='2'), 'NNODES=2 needs MASTER_ADDR'),
         ('dist_train.sh c.py 8', dict(NODES, NODE_RANK='2'), 'NODE_RANK=2 is none of 0 to 1'),
-        (
-            'slurm_train.sh p j c.py w',
-            dict(GPUS='12'),
-            'GPUS=12 is not a multiple of GPUS_PER_NODE=8',
-        ),
+        ('slurm_train.sh p j c.py w', dict(GPUS='12'), 'is not a multiple of GPUS_PER_NODE=8'),
     ],
 )
 def test_mistakes_start_nothing(call, line: str, env: dict, message: str) -> None:

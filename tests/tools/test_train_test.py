@@ -1,4 +1,4 @@
-"""tools/train.py and tools/test.py: their arguments, and the sentence where COCO is missing."""
+"""`mmvttt TOOL`, and an option of tools/train.py without a value."""
 
 import os
 import sys
@@ -8,33 +8,8 @@ from typing import Any
 import pytest
 
 from mmvttt import __main__
-from mmvttt.openmmlab import apis
-from mmvttt.openmmlab.apis import evaluate as _evaluate  # noqa: F401
-from mmvttt.openmmlab.apis import train as _train  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Calls of the tools into mmvttt, recorded instead of executed."""
-    calls: list[dict[str, Any]] = []
-    for module, name in ((apis.train, 'train'), (apis.evaluate, 'evaluate')):
-        monkeypatch.setattr(module, name, lambda **kwargs: calls.append(kwargs))
-    return calls
-
-
-@pytest.mark.parametrize(
-    ('args', 'resume'), [((), None), (('--resume',), 'auto'), (('--resume', 'a.pth'), 'a.pth')]
-)
-def test_resume(
-    tools: Any, monkeypatch: pytest.MonkeyPatch, calls: list, args: tuple, resume: object
-) -> None:
-    monkeypatch.setenv('LOCAL_RANK', '1')
-    tools('train.py', 'c.py', *args, '--launcher', 'pytorch', '--local-rank', '0')
-    assert calls[-1]['resume'] == resume
-    assert calls[-1]['launcher'] == 'pytorch'
-    assert os.environ['LOCAL_RANK'] == '1'
 
 
 def test_mmvttt_runs_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
