@@ -54,7 +54,8 @@ $(VENV)/.installed: setup.py pyproject.toml mmvttt/version.py mmvttt.pth
 demo: setup
 	$(BIN)/python -m mmvttt.openmmlab.datasets.digits --root data/mmvttt_digits
 	$(BIN)/python tools/train.py configs/maskrcnn_vittt_demo.py --work-dir $(DEMO_DIR) --resume
-	$(BIN)/python tools/draw_predictions.py configs/maskrcnn_vittt_demo.py $(DEMO_DIR) --grid 8
+	$(BIN)/python tools/image_demo.py configs/maskrcnn_vittt_demo.py $(DEMO_DIR)/epoch_4.pth \
+		data/mmvttt_digits/val/00000[0-7].png --out $(DEMO_DIR)/predictions
 	$(BIN)/python tools/analyze_logs.py $(DEMO_DIR) --metrics \
 		coco/bbox_mAP_50 coco/bbox_mAP coco/segm_mAP_50 coco/segm_mAP
 

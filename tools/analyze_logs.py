@@ -12,7 +12,6 @@ from pathlib import Path
 
 from mmvttt import cli
 from mmvttt.analysis import curves
-from mmvttt.analysis.tables import write_csv
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -22,7 +21,6 @@ def main(argv: list[str] | None = None) -> None:
     add('--metrics', nargs='+', help='evaluated scalars, e.g. coco/bbox_mAP_50 (default: all)')
     help = 'image file (default: curves.png in the work directory of the first run)'
     add('--out', type=cli.new_file, help=help)
-    add('--csv', type=cli.new_file, metavar='FILE', help='also write the numbers to this file')
     args = parser.parse_args(argv)
     try:
         # Named without the path that all runs of a machine share.
@@ -32,8 +30,6 @@ def main(argv: list[str] | None = None) -> None:
         }
         out = args.out or Path(args.work_dirs[0]) / 'curves.png'
         out = curves.plot_curves(runs, out, args.metrics)
-        if args.csv:
-            write_csv(curves.scalar_rows(runs, args.metrics), args.csv)
     except (FileNotFoundError, KeyError, ValueError) as error:
         parser.exit(1, f'{error.args[0]}\n')
     if len(runs) > 1:

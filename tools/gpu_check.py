@@ -3,7 +3,7 @@
     python tools/gpu_check.py --out DIR [--part models|ops|times|sanitizer]
 
 Without --part these are all but the sanitizer, in less than ten minutes. Whole models come first:
-outputs and gradients, then the tests of the ops, then wall, GPU and host time of models.
+outputs and gradients, then the tests of the ops, then wall, GPU and host time.
 Results are in DIR as soon as a step ends: `gpu_check.log`, and tables that name the GPU and the
 versions. A step that runs out of time is interrupted and reports what it has.
 
@@ -21,10 +21,9 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
-from xml.etree import ElementTree
 
 import torch
 
@@ -47,8 +46,8 @@ MODELS = (
     'h_vit3_tiny',
     'swin_tiny_patch4_window7_224',
 )
-TIMES = ROOT / 'tools' / 'dev' / 'gpu_models.py'
-HOST = ROOT / 'tools' / 'dev' / 'host_time.py'
+CASES = ('128x224x224', '16x800x1344')
+BENCHMARK, HOST = 'tools/benchmark.py', 'tools/dev/host_time.py'
 
 
 class Check:
@@ -118,14 +117,8 @@ class Check:
             self.failed.append(f'{part}: no tests')
             return
         shares = share(names)
-        reports = [self.out / f'{part}_{i}.xml' for i in range(len(shares))]
-        commands = [
-            (*PYTEST, f'--junitxml={report}', *names)
-            for names, report in zip(shares, reports, strict=True)
-        ]
-        self.run(f'{part}: {len(names)} tests in {len(shares)} processes', commands, seconds)
-        for line in summary(reports):
-            self.say(line)
+        title = f'{part}: {len(names)} tests in {len(shares)} processes'
+        self.run(title, [(*PYTEST, *names) for names in shares], seconds)
 
     def sanitizer(self) -> None:
         """The backward passes of ttt_glu and ttt_mlp, which ptxas 12.8 is known to miscompile."""
@@ -142,12 +135,19 @@ class Check:
         del self.env['PYTORCH_NO_CUDA_MEMORY_CACHING']
 
     def times(self) -> None:
-        """Wall and GPU time of models, and the host's time."""
-        warm = [(str(TIMES), '--warm', name) for name in MODELS]
+        """Wall and GPU time of inference and of training steps, and the host's time."""
+        general = ('--dtype', 'bfloat16', '--device', 'cuda')
+        once = (*general, '--batch', '2', '--train', '--repeats', '1')
+        warm = [(BENCHMARK, n, *once, '--out', f'{self.out}/warm_{n}.csv') for n in MODELS]
         self.run('compilation of the models, side by side', warm, 90)
-        command = (str(TIMES), *MODELS, '--out', str(self.out / 'gpu_models.csv'))
-        self.run('times of models', [command], 150)
-        self.run('host time', [(str(HOST), '--out', str(self.out))], 60)
+        for case in CASES:
+            batch, *sides = case.split('x')
+            options = (*general, '--batch', batch, '--shape', *sides, '--cuda-graph')
+            command = (BENCHMARK, *MODELS, *options, '--out', f'{self.out}/inference_{case}.csv')
+            self.run(f'inference, {case}', [command], 60)
+            command = (HOST, '--only', 'steps', '--size', case, '--out', f'{self.out}/{case}.csv')
+            self.run(f'training steps, {case}', [command], 60)
+        self.run('ops', [(HOST, '--only', 'ops', '--out', f'{self.out}/ops.csv')], 40)
 
 
 def files(part: str) -> list[Path]:
@@ -168,25 +168,6 @@ def share(names: Sequence[str]) -> list[list[str]]:
     for group in sorted(groups.values(), key=len, reverse=True):
         min(shares, key=len).extend(group)
     return [part for part in shares if part]
-
-
-def summary(reports: Sequence[Path]) -> Iterator[str]:
-    """Lines with the number of tests that passed, for each op and dtype."""
-    counts: dict[tuple[str, str], list[bool]] = defaultdict(list)
-    for report in reports:
-        if not report.exists():
-            yield f'no report in {report.name}: the process was killed'
-            continue
-        for case in ElementTree.parse(report).iter('testcase'):
-            if case.find('skipped') is not None:
-                continue
-            name = case.get('name', '')
-            passed = case.find('failure') is None and case.find('error') is None
-            op, dtype = re.search(r'\[([a-zA-Z]\w+)', name), re.search(r'torch\.(\w+)', name)
-            if op and dtype:
-                counts[op[1], dtype[1]].append(passed)
-    for (op, dtype), results in sorted(counts.items()):
-        yield f'{op}, {dtype}: {sum(results)} of {len(results)} tests passed'
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -64,24 +64,28 @@ def measure(
             sum(x.float().sum() for x in tree_leaves(output)).backward()
             _drop_gradients(network)
 
-    measured, times = {}, []
     try:
         with torch.set_grad_enabled(train):
-            for _ in range(_WARM_UP + repeats):
-                _wait(device)
-                start = time.perf_counter()
-                run()
-                _wait(device)
-                times.append(time.perf_counter() - start)
+            measured = time_batches(run, device, repeats)
             measured['peak_mib'] = _peak_mib(run, device)
-            if device.type == 'cuda':
-                measured['gpu_ms'] = _gpu_ms(run)
     except torch.OutOfMemoryError:
         _drop_gradients(network)
         return {}
-    low, latency, high = np.percentile(times[-repeats:], (25, 50, 75)).tolist()
-    measured |= dict(latency_ms=1000 * latency, spread_ms=1000 * (high - low), first_s=times[0])
     return {name: round(value, 3) for name, value in measured.items()}
+
+
+def time_batches(run: Callable[[], Any], device: torch.device, repeats: int) -> dict[str, float]:
+    """The times that `measure` returns, of calls of a function on a device."""
+    times = []
+    for _ in range(_WARM_UP + repeats):
+        _wait(device)
+        start = time.perf_counter()
+        run()
+        _wait(device)
+        times.append(time.perf_counter() - start)
+    low, latency, high = np.percentile(times[-repeats:], (25, 50, 75)).tolist()
+    measured = dict(latency_ms=1000 * latency, spread_ms=1000 * (high - low), first_s=times[0])
+    return measured | (dict(gpu_ms=_gpu_ms(run)) if device.type == 'cuda' else {})
 
 
 def _drop_gradients(network: Any) -> None:

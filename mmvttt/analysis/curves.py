@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 from .pictures import beside_panel, panels, save
 from .tables import markdown
@@ -111,18 +110,6 @@ def plot_curves(
     if not several:
         figure.suptitle(_label(next(iter(runs))))
     return save(figure, out, dpi=120)
-
-
-def scalar_rows(
-    runs: Mapping[str, Run], metrics: Sequence[str] | None = None
-) -> list[dict[str, Any]]:
-    """Rows of run, scalar, step and value: the total loss and the metrics, as `plot_curves`."""
-    return [
-        dict(run=run, scalar=name, step=step, value=f'{value:.6g}')
-        for run, (train, evaluated) in runs.items()
-        for name in ['loss', *(metrics or _defined(evaluated))]
-        for step, value in (train if name == 'loss' else evaluated).get(name, {}).items()
-    ]
 
 
 def spread_table(runs: Mapping[str, Run], metrics: Sequence[str] | None = None) -> str:

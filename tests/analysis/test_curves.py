@@ -107,19 +107,6 @@ def test_several_runs_share_their_axes_and_have_a_spread(tmp_path, monkeypatch, 
     ]
 
 
-def test_the_numbers_of_several_runs_as_csv(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    log(tmp_path / 'a', '20260101_000000', [training(5, 1.5), evaluation(1, 0.25)])
-    log(tmp_path / 'b', '20260101_000000', [training(5, 2.0)])
-    analyze_logs.main(['a', 'b', '--out', 'all.png', '--csv', 'new/all.csv'])
-    assert Path('new/all.csv').read_text().splitlines() == [
-        'run,scalar,step,value',
-        'a,loss,5,1.5',
-        'a,coco/bbox_mAP_50,1,0.25',
-        'b,loss,5,2',
-    ]
-
-
 def test_a_metric_that_one_run_lacks():
     runs = {'a': ({}, {'AP': {1: 0.5}}), 'b': ({'loss': {1: 2.0}}, {})}
     assert spread_table(runs).splitlines()[2:] == [

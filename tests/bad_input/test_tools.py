@@ -43,7 +43,6 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...], int, tuple[str, ...]]] = [
             ('get_flops', 'vittt_t_in1k', '--depth'),
             ('get_flops', 'vittt_t_in1k', '--shape', '64'),
             ('checkpoint_info', 'other.pth', '--depth'),
-            ('draw_predictions', DEMO, 'a.pth', '--num-images'),
             *(('benchmark', QUICK[0], option) for option in ('--sizes', '--batch', '--repeats')),
         )
     ),
@@ -51,7 +50,6 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...], int, tuple[str, ...]]] = [
         ((*args, '--device'), DEVICES, 2, ('is not there',))
         for args in (
             ('benchmark', QUICK[0]),
-            ('draw_predictions', DEMO, 'other.pth'),
             ('image_demo', DEMO, 'other.pth', 'a.jpg'),
         )
     ),
@@ -61,14 +59,13 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...], int, tuple[str, ...]]] = [
     ),
     *(
         ((tool,), NO_CONFIG, 1, ('error: there is no ',))
-        for tool in ('check_data', 'get_flops', 'train', 'draw_predictions')
+        for tool in ('check_data', 'get_flops', 'train')
     ),
 ]
 # Arguments after the wrong value.
 AFTER = {
     'publish_checkpoint': ('out.pth',),
     'convert_checkpoint': ('out.pth',),
-    'draw_predictions': ('a.pth',),
 }
 
 
@@ -119,7 +116,6 @@ FILES = (
 FOLDERS = (
     ('cache_latents', 'empty', 'empty'),
     ('image_demo', *DETECTOR, 'a.jpg', '--out'),
-    ('draw_predictions', *DETECTOR, '--out'),
     ('inspect_model', QUICK[0], 'a.jpg', '--out'),
     ('probe', QUICK[0], 'empty', 'empty', '--out'),
     ('test', *DETECTOR, '--show-dir'),

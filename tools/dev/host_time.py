@@ -1,33 +1,25 @@
 """Host time of the ops and of training steps, beside torch's layer_norm, DeiT-S and Swin-T of timm.
 
-    python tools/dev/host_time.py [--out FILE] [--profile vittt] [--only ops|steps|compiled]
+    python tools/dev/host_time.py [--out FILE] [--profile Vittt-S] [--only ops|steps|compiled]
 
 Without a GPU the tensors are tiny, Triton's launches do nothing, and times are processor time of
-one thread. `dispatch` is an op whose kernels only allocate their results: what the package adds to
-a kernel. `launch` runs the kernels' own host code too, up to the launch itself. Triton's launcher,
-some 10 to 20 µs for each of an op's launches, is in neither. Convolutions, which oneDNN computes
-for longer than a GPU is launched, allocate their results only. Everything else runs on the CPU,
-inductor's kernels in `compiled` included: steps whose blocks, or whose models, are compiled as in
-the recipes, beside eager ones of the model they are compared with.
+one thread. Triton's launcher, some 10 to 20 µs for each of an op's launches, is not in them.
+Convolutions, which oneDNN computes for longer than a GPU is launched, allocate their results only.
+Everything else runs on the CPU, inductor's kernels in `compiled` included: steps whose blocks, or
+whose models, are compiled as in the recipes.
 
 On a GPU nothing is replaced: wall, GPU and host time of the same ops and steps, at --size.
 """
 
 import argparse
-import contextlib
 import cProfile
-import csv
-import functools
-import io
-import itertools
 import os
 import pstats
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import timm
 import torch
@@ -35,11 +27,21 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mmvttt.models.timm  # noqa: F401 - registers the models
-import ttt_kernels
-from ttt_kernels import _backend
-from ttt_kernels._op import OPS, Op
+from mmvttt.analysis.benchmark import time_batches
+from mmvttt.analysis.tables import write_csv
+from mmvttt.deploy.compile import compile_blocks
+from ttt_kernels import (
+    _backend,
+    causal_conv,
+    deform_attn,
+    ttt_dwconv,
+    ttt_glu,
+    ttt_linear,
+    ttt_mlp,
+)
 
-BF16 = torch.bfloat16
+Row = dict[str, Any]
+DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 PLAIN = dict(embed_dims=64, num_layers=12, num_heads=2, feedforward_channels=128)
 STAGES = dict(embed_dims=(32, 64, 96, 128), depths=(1, 3, 9, 4), num_heads=(1, 2, 3, 4))
 DEIT = dict(embed_dim=64, depth=12, num_heads=2, img_size=64)
@@ -55,109 +57,36 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-class Row(NamedTuple):
-    what: str
-    way: str
-    host: float
-    ratio: float
-    wall: float | None = None
-    gpu: float | None = None
-    calls: int | None = None
-    casts: int | None = None
-
-
-def op_calls(device: str) -> dict[str, tuple[Callable[..., Tensor], list[Tensor]]]:
-    """Calls of torch's layer_norm and of every op, and their tensors, which require gradients."""
-
-    def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return (torch.randn(shape, device=device) * 0.1).to(dtype).requires_grad_()
-
-    def tokens(count: int, *shape: int) -> list[Tensor]:
-        return [new(*shape, dtype=BF16) for _ in range(count)]
-
-    scan = [new(1, 4, 2, 2), new(2, 2, 32, 32), *(new(2, 2, 32) for _ in range(3)), new(2, 16)]
-    weights = [new(2, 32, 32), new(2, 32, 32)]
-    k = ttt_kernels
-    return {
-        'layer_norm': (
-            lambda x, w, b: nn.functional.layer_norm(x, (32,), w, b),
-            [new(1, 4, 2, 32), new(32), new(32)],
-        ),
-        'ttt_linear': (k.ttt_linear, [*tokens(3, 1, 4, 2, 2, 32), *scan]),
-        'causal_conv': (
-            lambda *x: k.causal_conv(*x)[0],
-            [*tokens(1, 1, 4, 2, 32), new(2, 32, 4), new(2, 32, 4)],
-        ),
-        'ttt_glu': (k.ttt_glu, [*tokens(3, 1, 4, 2, 32), *weights]),
-        'ttt_dwconv': (
-            lambda *x: k.ttt_dwconv(*x, hw=(2, 2)),
-            [*tokens(3, 1, 4, 32), new(32, 3, 3)],
-        ),
-        'ttt_mlp': (lambda *x: k.ttt_mlp(*x, scale=0.1), [*tokens(3, 1, 4, 2, 32), *weights]),
-        'deform_attn': (
-            lambda x, *y: k.deform_attn(x, [(2, 2)], *y),
-            [*tokens(1, 1, 4, 2, 32), new(1, 4, 2, 1, 4, 2), new(1, 4, 2, 1, 4)],
-        ),
-    }
-
-
-# ------------------------------------------------------------------------------- without a GPU
-
-
-@contextlib.contextmanager
-def only_allocating(op: Op) -> Iterator[None]:
-    """Lets the op's passes allocate their results and do nothing else."""
-
-    def backward(module, grads, args, kept, needs):
-        tensors = [args[i] for i in op.tensors]
-        return [x if x is None else torch.empty_like(x) for x in tensors]
-
-    passes = op.forward, op.backward
-    op.forward, op.backward = lambda module, args, keep: op.fake(args, keep), backward
-    yield
-    op.forward, op.backward = passes
-
-
-_CONVOLUTIONS = torch.library.Library('aten', 'IMPL')
-
-
-def convolution(x, weight, bias, stride, padding, *options):
-    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
-    sides = [(size + 2 * pad - kernel) // step + 1 for size, kernel, step, pad in sizes]
-    return x.new_zeros((x.shape[0], weight.shape[0], *sides)).contiguous(
-        memory_format=torch.channels_last
-    )
-
-
-def convolution_backward(grad, x, weight, biases, *options):
-    bias = grad.new_zeros(weight.shape[0])
-    dx = torch.zeros_like(x, memory_format=torch.channels_last)
-    zeros = dx, torch.zeros_like(weight), bias
-    return tuple(y if need else None for y, need in zip(zeros, options[-1], strict=True))
-
-
 def pretend_a_gpu() -> None:
     """Takes the Triton kernels for tensors in host memory, without launching them."""
     from triton.runtime.jit import JITFunction
+
+    def convolution(x, weight, bias, stride, padding, *options):
+        sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
+        sides = [(size + 2 * pad - kernel) // step + 1 for size, kernel, step, pad in sizes]
+        out = x.new_zeros((x.shape[0], weight.shape[0], *sides))
+        return out.contiguous(memory_format=torch.channels_last)
+
+    def convolution_backward(grad, x, weight, biases, *options):
+        dx = torch.zeros_like(x, memory_format=torch.channels_last)
+        zeros = dx, torch.zeros_like(weight), grad.new_zeros(weight.shape[0])
+        return tuple(y if need else None for y, need in zip(zeros, options[-1], strict=True))
 
     JITFunction.run = lambda *_, **__: None
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     _backend._unreachable = lambda *_: None
     os.environ[_backend.VARIABLE] = 'triton'
-    _CONVOLUTIONS.impl('convolution', convolution, 'CPU')
-    _CONVOLUTIONS.impl('convolution_backward', convolution_backward, 'CPU')
+    torch.library.impl('aten::convolution', 'CPU', convolution)
+    torch.library.impl('aten::convolution_backward', 'CPU', convolution_backward)
     torch.set_num_threads(1)
 
 
-# ------------------------------------------------------------------------------------- measuring
-
-
-def host_times(calls: dict[Any, Callable[[], Any]], seconds: float, cuda: bool) -> dict[Any, float]:
+def host_times(calls: dict[Any, Callable[[], Any]], seconds: float) -> dict[Any, float]:
     """Least time of each call in several rounds over all, in µs.
 
     Time of the processor, or on a GPU the time until the call returns.
     """
-    clock = time.perf_counter if cuda else time.process_time
+    clock = time.perf_counter if DEVICE.type == 'cuda' else time.process_time
     times: dict[Any, list[float]] = {name: [] for name in calls}
     numbers, end = {}, 0.0
     while not end or time.perf_counter() < end:
@@ -167,7 +96,7 @@ def host_times(calls: dict[Any, Callable[[], Any]], seconds: float, cuda: bool) 
                 start = clock()
                 call()
                 numbers[name] = max(1, int(0.02 / max(clock() - start, 1e-6)))
-            if cuda:
+            if DEVICE.type == 'cuda':
                 torch.cuda.synchronize()
             start = clock()
             for _ in range(numbers[name]):
@@ -177,20 +106,71 @@ def host_times(calls: dict[Any, Callable[[], Any]], seconds: float, cuda: bool) 
     return {name: min(values) for name, values in times.items()}
 
 
-def gpu_times(call: Callable[[], Any]) -> tuple[float, float]:
-    """Median wall time of a call, and the sum of its kernels' times, in µs."""
-    walls = []
-    for _ in range(8):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        walls.append((time.perf_counter() - start) * 1e6)
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        call()
-        torch.cuda.synchronize()
-    return statistics.median(walls), sum(e.self_device_time_total for e in profile.key_averages())
+def op_calls() -> dict[str, tuple[Callable[..., Tensor], list[Tensor]]]:
+    """Calls of torch's layer_norm and of every op, and their tensors, which require gradients."""
+
+    def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return (torch.randn(shape, device=DEVICE) * 0.1).to(dtype).requires_grad_()
+
+    def tokens(count: int, *shape: int) -> list[Tensor]:
+        return [new(*shape, dtype=torch.bfloat16) for _ in range(count)]
+
+    scan = [new(1, 4, 2, 2), new(2, 2, 32, 32), *(new(2, 2, 32) for _ in range(3)), new(2, 16)]
+    heads, matrices = tokens(3, 1, 4, 2, 32), [new(2, 32, 32), new(2, 32, 32)]
+    samples = [*tokens(1, 1, 4, 2, 32), new(1, 4, 2, 1, 4, 2), new(1, 4, 2, 1, 4)]
+    return {
+        'layer_norm': (
+            lambda x, *affine: nn.functional.layer_norm(x, (32,), *affine),
+            [new(1, 4, 2, 32), new(32), new(32)],
+        ),
+        'ttt_linear': (ttt_linear, [*tokens(3, 1, 4, 2, 2, 32), *scan]),
+        'causal_conv': (
+            lambda *x: causal_conv(*x)[0],
+            [*tokens(1, 1, 4, 2, 32), new(2, 32, 4), new(2, 32, 4)],
+        ),
+        'ttt_glu': (ttt_glu, [*heads, *matrices]),
+        'ttt_dwconv': (partial(ttt_dwconv, hw=(2, 2)), [*tokens(3, 1, 4, 32), new(32, 3, 3)]),
+        'ttt_mlp': (partial(ttt_mlp, scale=0.1), [*heads, *matrices]),
+        'deform_attn': (lambda x, *y: deform_attn(x, [(2, 2)], *y), samples),
+    }
+
+
+def backward(call: Callable[..., Tensor], tensors: list[Tensor]) -> None:
+    out = call(*tensors)
+    torch.autograd.grad(out, tensors, torch.ones_like(out))
+
+
+def time_ops(seconds: float) -> Iterator[Row]:
+    """Every op without a graph, with one, and forward and backward."""
+    runs = {}
+    for name, (call, tensors) in op_calls().items():
+        run = partial(call, *tensors)
+        runs[name, 'no graph'] = torch.no_grad()(run)
+        runs[name, 'graph'] = run
+        runs[name, 'forward + backward'] = partial(backward, call, tensors)
+    times = host_times(runs, seconds)
+    for (name, way), value in times.items():
+        yield dict(what=name, way=way, host_us=value, ratio=value / times['layer_norm', way])
+
+
+def training_step(name: str, size: list[int], compiled: str) -> Callable[[], None]:
+    """Forward under bf16 autocast, backward, and gradients to None; no optimizer."""
+    model, options, _ = MODELS[name]
+    batch, *sides = size
+    if DEVICE.type == 'cuda':
+        options = dict(img_size=sides)
+    net = timm.create_model(model, num_classes=10, **options).to(DEVICE).train()
+    if compiled:
+        compile_blocks(net, dynamic=False, whole=compiled == 'model')
+    x = torch.randn(batch, 3, *sides, device=DEVICE)
+
+    def step() -> None:
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            out = net(x)
+        out.float().square().mean().backward()
+        net.zero_grad(set_to_none=True)
+
+    return step
 
 
 class Calls(TorchDispatchMode):
@@ -205,89 +185,34 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def time_ops(device: str, seconds: float) -> Iterator[Row]:
-    """Every op without a graph, with one, and forward and backward."""
-    for way in ('dispatch', 'launch'):
-        with contextlib.ExitStack() as stack:
-            for op in OPS.values() if way == 'dispatch' else ():
-                stack.enter_context(only_allocating(op))
-            runs = {}
-            for name, (call, tensors) in op_calls(device).items():
-                run = functools.partial(call, *tensors)
-                runs[name, 'no graph'] = torch.no_grad()(run)
-                runs[name, 'graph'] = run
-                runs[name, 'forward + backward'] = functools.partial(backward, call, tensors)
-            times = host_times(runs, seconds, device == 'cuda')
-        for (name, part), value in times.items():
-            yield Row(name, f'{way}, {part}', value, value / times['layer_norm', part])
-
-
-def backward(call: Callable[..., Tensor], tensors: list[Tensor]) -> None:
-    out = call(*tensors)
-    torch.autograd.grad(out, tensors, torch.ones_like(out))
-
-
-def training_step(
-    name: str, device: str, size: tuple[int, int, int], compiled: str = ''
-) -> Callable[[], None]:
-    """Forward under bf16 autocast, backward, and gradients to None; no optimizer."""
-    model, options, _ = MODELS[name]
-    batch, *sides = size
-    if device == 'cuda':
-        options = {'img_size': sides}
-    net = timm.create_model(model, num_classes=10, **options).to(device).train()
-    if compiled:
-        from mmvttt.deploy.compile import compile_blocks
-
-        compile_blocks(net, dynamic=False, whole=compiled == 'model')
-    x = torch.randn(batch, 3, *sides, device=device)
-
-    def step() -> None:
-        with torch.autocast(device, BF16):
-            out = net(x)
-        out.float().square().mean().backward()
-        net.zero_grad(set_to_none=True)
-
-    return step
-
-
 def time_steps(
-    names: list[str],
-    device: str,
-    seconds: float,
-    size: tuple[int, int, int],
-    profile: str,
-    compiled: bool = False,
+    seconds: float, size: list[int], ways: tuple[str, ...], profiled: str
 ) -> Iterator[Row]:
     """A training step of every model, and its calls of torch and casts among them."""
-    ways = dict.fromkeys(MODELS[name][2] for name in names) if compiled else names
-    steps = {(name, 'step'): training_step(name, device, size) for name in ways}
-    for name, part in itertools.product(names if compiled else (), ('blocks', 'model')):
-        steps[name, f'step, compiled {part}'] = training_step(name, device, size, part)
-    hosts = host_times(steps, seconds, device == 'cuda')
+    steps = {
+        (name, way): training_step(name, size, way)
+        for way in ('', *ways)
+        for name in MODELS
+        if way or not ways or name == MODELS[name][2]
+    }
+    hosts = host_times(steps, seconds)
     for (name, way), step in steps.items():
-        wall, gpu = gpu_times(step) if device == 'cuda' else (None, None)
-        host = hosts[name, way]
-        ratio = host / hosts[MODELS[name][2], 'step']
-        if way != 'step':
-            yield Row(name, way, host, ratio, wall, gpu)
-            continue
-        with Calls() as calls:
-            step()
-        count = sum(calls.counts.values())
-        yield Row(name, way, host, ratio, wall, gpu, count, calls.counts['_to_copy'])
-        if profile and profile.lower() in name.lower():
-            print(profiled(step), '\n', calls.counts.most_common(25))
-
-
-def profiled(step: Callable[[], None]) -> str:
-    """Functions of five steps by their own time."""
-    with cProfile.Profile() as profile:
-        for _ in range(5):
-            step()
-    text = io.StringIO()
-    pstats.Stats(profile, stream=text).sort_stats('tottime').print_stats(30)
-    return text.getvalue()
+        ratio = hosts[name, way] / hosts[MODELS[name][2], '']
+        title = f'step, compiled {way}' if way else 'step'
+        row = dict(what=name, way=title, host_us=hosts[name, way], ratio=ratio)
+        if DEVICE.type == 'cuda':
+            times = time_batches(step, DEVICE, 8)
+            row |= dict(wall_us=1000 * times['latency_ms'], gpu_us=1000 * times['gpu_ms'])
+        if not way:
+            with Calls() as calls:
+                step()
+            row |= dict(calls=calls.counts.total(), casts=calls.counts['_to_copy'])
+        yield row
+        if name == profiled:
+            with cProfile.Profile() as profile:
+                for _ in range(5):
+                    step()
+            pstats.Stats(profile).sort_stats('tottime').print_stats(30)
 
 
 def main() -> None:
@@ -295,37 +220,27 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('--only', choices=['ops', 'steps', 'compiled'])
-    parser.add_argument('--models', nargs='+', choices=MODELS, default=list(MODELS))
     parser.add_argument('--seconds', type=float, default=2.0, help='for each figure')
     parser.add_argument('--size', default='128x224x224', help='of a step on a GPU')
-    parser.add_argument('--profile', default='', help='model whose step is profiled')
-    parser.add_argument('--out', type=Path, help='CSV file')
+    parser.add_argument('--profile', choices=MODELS, help='model whose steps are profiled')
+    parser.add_argument('--out', default='host_time.csv')
     args = parser.parse_args()
-    device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    batch, height, width = map(int, args.size.split('x')) if device == 'cuda' else (1, 64, 64)
-    if device == 'cpu':
+    size = [1, 64, 64]
+    if DEVICE.type == 'cuda':
+        size = [int(n) for n in args.size.split('x')]
+    else:
         pretend_a_gpu()
-    names = list(dict.fromkeys(x for n in args.models for x in (MODELS[n][2], n)))
-    rows: list[Row] = []
-    how = names, device, args.seconds, (batch, height, width), args.profile
     parts = {
-        'ops': lambda: time_ops(device, args.seconds / 4),
-        'steps': lambda: time_steps(*how),
-        'compiled': lambda: time_steps(*how, compiled=True),
+        'ops': partial(time_ops, args.seconds / 4),
+        'steps': partial(time_steps, args.seconds, size, (), args.profile),
+        'compiled': partial(time_steps, args.seconds, size, ('blocks', 'model'), args.profile),
     }
+    rows: list[Row] = []
     for part in [args.only] if args.only else ['ops', 'steps']:
         for row in parts[part]():
-            rows.append(row)
-            print(
-                f'{row.what:<12} {row.way:<30} {row.host:>9.1f} µs {row.ratio:>6.2f}×',
-                *(f'{k} {v:.0f}' for k, v in row._asdict().items() if k in row._fields[4:] and v),
-                flush=True,
-            )
-    if args.out:
-        with args.out.open('w', newline='') as file:
-            writer = csv.writer(file)
-            writer.writerow(Row._fields)
-            writer.writerows(rows)
+            rows.append({k: f'{v:.4g}' if isinstance(v, float) else v for k, v in row.items()})
+            print(*(f'{name} {value}' for name, value in rows[-1].items()), flush=True)
+            write_csv(rows, args.out)
 
 
 if __name__ == '__main__':
