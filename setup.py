@@ -2,14 +2,11 @@
 
 import os
 import shutil
-from contextlib import AbstractContextManager
 from pathlib import Path
 from runpy import run_path
-from typing import Any
 
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
-from setuptools.command.editable_wheel import editable_wheel
 
 ROOT = Path(__file__).resolve().parent
 # `_base_ = 'mmvttt::…'`, `mim` and the inferencers look for these under mmvttt/.mim.
@@ -28,8 +25,10 @@ class BuildWithMim(build_py):
 
     def run(self) -> None:
         super().run()
-        if not self.editable_mode:
-            self.copy_file(str(ROOT / STARTUP), str(Path(self.build_lib) / STARTUP))
+        # Of an editable install, what is not a link to the sources.
+        wheel = self.get_finalized_command('install').install_lib
+        library = wheel if self.editable_mode else self.build_lib
+        self.copy_file(str(ROOT / STARTUP), str(Path(library) / STARTUP))
         base = ROOT if self.editable_mode else Path(self.build_lib)
         target = base / 'mmvttt' / '.mim'
         shutil.rmtree(target, ignore_errors=True)
@@ -46,23 +45,6 @@ class BuildWithMim(build_py):
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
         return [*super().get_outputs(include_bytecode), str(Path(self.build_lib) / STARTUP)]
-
-
-class EditableWithStartup(editable_wheel):
-    """An editable install with the start-up line: setuptools has no public hook for such a file."""
-
-    def _select_strategy(self, *args: Any, **kwargs: Any) -> AbstractContextManager:
-        strategy = super()._select_strategy(*args, **kwargs)
-
-        class WithStartup(AbstractContextManager):
-            def __call__(self, wheel: Any, *rest: Any) -> None:
-                strategy(wheel, *rest)
-                wheel.writestr(STARTUP, (ROOT / STARTUP).read_bytes())
-
-            def __exit__(self, *error: Any) -> None:
-                strategy.__exit__(*error)
-
-        return WithStartup()
 
 
 def readme() -> str:
@@ -164,6 +146,6 @@ setup(
     package_dir={'ttt_kernels': 'kernels'},
     install_requires=INSTALL,
     extras_require=EXTRAS,
-    cmdclass={'build_py': BuildWithMim, 'editable_wheel': EditableWithStartup},
+    cmdclass={'build_py': BuildWithMim},
     zip_safe=False,
 )
