@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,27 +79,3 @@ def test_frozen_blocks_that_begin_at_random_are_said(caplog: Any) -> None:
     # The softmax twin of a config with linearize=dict().
     assert build(linearize=False, frozen_stages=1).linearization is None
     assert not caplog.text
-
-
-def test_a_class_of_the_users_is_refused_in_words(tmp_path: Path) -> None:
-    diffusers = pytest.importorskip('diffusers')
-    from mmvttt import linearize
-    from mmvttt.models.layers.inner_models import SwiGLU
-    from mmvttt.models.linearize import saved
-
-    class Own(SwiGLU):
-        pass
-
-    def made(kind: type) -> nn.Module:
-        model = diffusers.DiTTransformer2DModel(
-            num_attention_heads=2, attention_head_dim=8, in_channels=4, num_layers=1, sample_size=8
-        )
-        linearize(model, inner=dict(type=kind))
-        return model
-
-    model = made(SwiGLU)
-    model.save_pretrained(tmp_path)
-    again = saved.DiTTransformer2DModel.from_pretrained(tmp_path)
-    assert again.state_dict().keys() == model.state_dict().keys()
-    with pytest.raises(ValueError, match=r'Own.*config\.json'):
-        made(Own)

@@ -4,7 +4,6 @@ Files are made up: the names of those who write them, and tensors whose values c
 name. Names are listed in the order of timm's model, so what is swapped or transposed shows.
 """
 
-import argparse
 import itertools
 import json
 import re
@@ -19,6 +18,8 @@ from torch import Tensor
 
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.models.backbones import TimmViT
+
+from .test_families import CASES
 
 Weights = dict[str, Tensor]
 
@@ -106,7 +107,7 @@ pre_layrnorm. 32
 {_LAYERS}
 post_layernorm. 32
 """
-# The names of timm, of torch.hub and of the trainings of DINO, DINOv2, iBOT and MAE.
+# The names of timm and of torch.hub.
 _TIMM = """
 patch_embed.proj. 32 3 8 8
 cls_token 1 1 32
@@ -236,123 +237,79 @@ def open_clip(path: Path, weights: Weights) -> str:
     return str(path)
 
 
-def inside(*keys: str, prefix: str = '') -> Callable[[Path, Weights], str]:
-    """A training's file: weights under `keys[-1]`, with other weights and what is no tensor."""
-
-    def form(path: Path, weights: Weights) -> str:
-        networks = {key: {f'{prefix}{n}': w + 1e6 for n, w in weights.items()} for key in keys}
-        networks[keys[-1]] = {f'{prefix}{n}': w for n, w in weights.items()}
-        return file(path, dict(networks, epoch=3, args=argparse.Namespace(lr=1)))
-
-    return form
-
-
-SMALL = dict(embed_dim=32, depth=2, num_heads=2, mlp_ratio=2)
-SCALED = dict(SMALL, init_values=1)
-SIGLIP = 'vit_base_patch16_siglip_gap_224'
-CLIP = 'vit_base_patch16_clip_quickgelu_224'
-PLAIN = 'vit_small_patch16_224'
-DINOV2, DINOV3 = 'vit_small_patch14_dinov2', 'vit_small_patch16_dinov3_qkvb'
-# Kind → names, the form of the file, timm's model, its options, options of load_pretrained.
-KINDS: dict[str, tuple[str, Callable[[Path, Any], str], str, dict, dict]] = {
-    'DINOv2, folder': (_DINO, folder, DINOV2, SCALED, {}),
+# Kind → names, the form of the file, and the model in test_families.py.
+KINDS: dict[str, tuple[str, Callable[[Path, Any], str], str]] = {
+    'DINOv2, folder': (_DINO, folder, 'DINOv2'),
     'DINOv2 giant, folder': (
         _DINO.replace('mlp.fc1. 64', 'mlp.weights_in. 96').replace(
             'mlp.fc2. 32 64', 'mlp.weights_out. 32 48'
         ),
-        folder, 'vit_giant_patch14_dinov2', dict(SCALED, mlp_ratio=3), {},
+        folder, 'DINOv2 giant',
     ),
     'DINOv2 with registers, folder': (
         _DINO.replace('embeddings.mask', 'embeddings.register_tokens 1 4 32\nembeddings.mask'),
-        folder, 'vit_small_patch14_reg4_dinov2', SCALED, {},
+        folder, 'DINOv2 with registers',
     ),
     'DINOv2 classifier, folder': (
-        f'{under("dinov2.", _DINO)}\nclassifier. 2 64', folder, DINOV2, SCALED, {},
+        f'{under("dinov2.", _DINO)}\nclassifier. 2 64', folder, 'DINOv2',
     ),
-    'DINOv2, state_dict': (v5(_DINO), file, DINOV2, SCALED, {}),
-    'DINOv3, folder': (_DINOV3, folder, DINOV3, SMALL, {}),
+    'DINOv2, state_dict': (v5(_DINO), file, 'DINOv2'),
+    'DINOv3, folder': (_DINOV3, folder, 'DINOv3'),
     'DINOv3 without biases, folder': (
-        re.sub(r'([qkv]_proj)\. ', r'\1.weight ', _DINOV3),
-        folder, 'vit_small_patch16_dinov3', SMALL, {},
+        re.sub(r'([qkv]_proj)\. ', r'\1.weight ', _DINOV3), folder, 'DINOv3 without biases',
     ),
     'DINOv3 plus, folder': (
-        _DINOV3.replace('mlp.up_proj', 'mlp.{gate,up}_proj'),
-        folder, 'vit_small_plus_patch16_dinov3_qkvb', dict(SMALL, swiglu_align_to=8), {},
+        _DINOV3.replace('mlp.up_proj', 'mlp.{gate,up}_proj'), folder, 'DINOv3 plus',
     ),
-    'DINOv3, state_dict': (v5(_DINOV3), file, DINOV3, SMALL, {}),
+    'DINOv3, state_dict': (v5(_DINOV3), file, 'DINOv3'),
     'SigLIP, folder of both halves': (
         under('vision_model.', _SIGLIP) + '\n' + under('text_model.', f'{_TEXT}head. 32 32')
         + '\nlogit_scale 1\nlogit_bias 1',
-        folder, SIGLIP, SMALL, {},
+        folder, 'SigLIP',
     ),
-    'SigLIP, vision alone': (_SIGLIP, folder, SIGLIP, SMALL, {}),
+    'SigLIP, vision alone': (_SIGLIP, folder, 'SigLIP'),
     'SigLIP 2 NaFlex, folder': (
-        under('vision_model.', _SIGLIP.replace('32 3 8 8', '32 192')), folder, SIGLIP, SMALL, {},
+        under('vision_model.', _SIGLIP.replace('32 3 8 8', '32 192')), folder, 'SigLIP',
     ),
     'CLIP, folder of both halves': (
         under('vision_model.', _CLIP) + '\n' + under('text_model.', _TEXT)
         + '\nvision_model.embeddings.position_ids 1 37\n{visual,text}_projection.weight 32 32'
         + '\nlogit_scale',
-        folder, CLIP, SMALL, {},
+        folder, 'CLIP',
     ),
-    'ViT, folder': (
-        f'{_VIT.replace("vit.", "")}\npooler.dense. 32 32', folder, PLAIN, SMALL, {},
-    ),
-    'ViT classifier, shards': (f'{_VIT}\n{_HEAD}', shards, PLAIN, SMALL, {}),
-    'ViT classifier, pytorch_model.bin': (f'{_VIT}\n{_HEAD}', pytorch_bin, PLAIN, SMALL, {}),
-    'ViT classifier, shards of .bin': (f'{_VIT}\n{_HEAD}', pytorch_shards, PLAIN, SMALL, {}),
-    'ViT, state_dict': (v5(_VIT), file, PLAIN, SMALL, {}),
+    'ViT, folder': (f'{_VIT.replace("vit.", "")}\npooler.dense. 32 32', folder, 'ViT'),
+    'ViT classifier, shards': (f'{_VIT}\n{_HEAD}', shards, 'ViT'),
+    'ViT classifier, pytorch_model.bin': (f'{_VIT}\n{_HEAD}', pytorch_bin, 'ViT'),
+    'ViT classifier, shards of .bin': (f'{_VIT}\n{_HEAD}', pytorch_shards, 'ViT'),
+    'ViT, state_dict': (v5(_VIT), file, 'ViT'),
     'DeiT, folder': (
         _VIT.replace('vit.', 'deit.').replace(
             'deit.embeddings.position_embeddings 1 37',
             'deit.embeddings.distillation_token 1 1 32\ndeit.embeddings.position_embeddings 1 38',
         ) + '\ncls_classifier. 2 32\ndistillation_classifier. 2 32',
-        folder, 'deit_small_distilled_patch16_224', SMALL, {},
+        folder, 'DeiT',
     ),
-    'ViT-MAE, folder with decoder': (f'{_VIT}\n{_DECODER}', folder, PLAIN, SMALL, {}),
-    'timm, safetensors': (f'{_TIMM}\nhead. 2 32', safetensors, PLAIN, SMALL, {}),
-    'timm, fine-tuned': (_TIMM, inside('state_dict'), PLAIN, SMALL, {}),
-    'timm, DDP': (_TIMM, inside('model', prefix='module.'), PLAIN, SMALL, {}),
-    'DINOv2, torch.hub': (_META_DINOV2, file, DINOV2, SCALED, {}),
-    'DINOv2, chunked blocks': (
-        _META_DINOV2.replace('blocks.', 'blocks.0.'), file, DINOV2, SCALED, {},
-    ),
-    'DINOv2, teacher of a training': (
-        under('backbone.', _META_DINOV2) + '\ndino_head.last_layer.weight 9 32',
-        inside('teacher'), DINOV2, SCALED, {},
-    ),
-    'DINOv3, torch.hub': (_META_DINOV3, file, DINOV3, SMALL, {}),
-    'DINO, teacher and student': (
-        under('module.backbone.', _TIMM) + '\nmodule.head.mlp.0. 9 32',
-        inside('student', 'teacher'), PLAIN, SMALL, dict(key='teacher'),
-    ),
-    'teacher_ema': (under('backbone.', _TIMM), inside('teacher_ema'), PLAIN, SMALL, {}),
-    'I-JEPA, target_encoder': (
-        under('module.', _TIMM), inside('encoder', 'target_encoder'), PLAIN, SMALL,
-        dict(key='target_encoder'),
-    ),
-    'MAE of its authors': (
-        f'{_TIMM}\nmask_token 1 1 16\ndecoder_pos_embed 1 37 16\ndecoder_embed. 16 32',
-        inside('model'), PLAIN, SMALL, {},
-    ),
-    'open_clip, CLIP': (_OPEN_CLIP, open_clip, CLIP, SMALL, {}),
+    'ViT-MAE, folder with decoder': (f'{_VIT}\n{_DECODER}', folder, 'ViT'),
+    'timm, safetensors': (f'{_TIMM}\nhead. 2 32', safetensors, 'ViT'),
+    'DINOv2, torch.hub': (_META_DINOV2, file, 'DINOv2'),
+    'DINOv2, chunked blocks': (_META_DINOV2.replace('blocks.', 'blocks.0.'), file, 'DINOv2'),
+    'DINOv3, torch.hub': (_META_DINOV3, file, 'DINOv3'),
+    'open_clip, CLIP': (_OPEN_CLIP, open_clip, 'CLIP'),
     'open_clip, SigLIP': (
         under('visual.trunk.', re.sub('cls_token.*\n', '', _TIMM).replace('1 37', '1 36'))
         + '\n' + under('text.', _TEXT),
-        open_clip, SIGLIP, SMALL, {},
-    ),
-    'OpenMMLab, TimmViT in a detector': (
-        under('backbone.backbone.', _TIMM), inside('state_dict'), PLAIN, SMALL, {},
+        open_clip, 'SigLIP',
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_every_kind_loads(kind: str, tmp_path: Path) -> None:
-    names, form, timm_name, options, loading = KINDS[kind]
+    names, form, case = KINDS[kind]
+    *_, timm_name, options, _ = CASES[case]
     weights = made_up(names)
     model = TimmViT(timm_name, model_options=options, img_size=48, patch_size=8)
-    report = load_pretrained(model, form(tmp_path, weights), **loading)
+    report = load_pretrained(model, form(tmp_path, weights))
     assert not report.missing
     assert not report.mismatched
     actual = model.state_dict()

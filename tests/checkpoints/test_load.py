@@ -23,7 +23,10 @@ def with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {f'{prefix}{name}': tensor for name, tensor in state.items()}
 
 
-@pytest.mark.parametrize('container', [None, 'state_dict', 'model', 'state_dict_ema', 'model_ema'])
+@pytest.mark.parametrize(
+    'container',
+    [None, 'state_dict', 'model', 'state_dict_ema', 'model_ema', 'teacher_ema', 'target_encoder'],
+)
 @pytest.mark.parametrize('prefix', ['', 'module.'])
 def test_containers(tmp_path: Path, container: str | None, prefix: str) -> None:
     source, target = net(), net()

@@ -102,24 +102,19 @@ def test_focal_loss_and_its_gradient() -> None:
     )
 
 
-def deformable_attention_inputs(dtype: torch.dtype) -> list[torch.Tensor]:
-    """Value, shapes, starts of levels, locations (some outside) and weights, as mmcv has them."""
-    torch.manual_seed(0)
-    shapes = torch.tensor([[5, 7], [3, 1], [1, 1]])
-    starts = torch.tensor([0, 35, 38])
-    value = torch.randn(2, 39, 2, 8, dtype=dtype)
-    locations = 1.4 * torch.rand(2, 9, 2, 3, 4, 2, dtype=dtype) - 0.2
-    weights = torch.rand(2, 9, 2, 3, 4, dtype=dtype)
-    return [value, shapes, starts, locations, weights]
-
-
 def test_deformable_attention_is_that_of_mmcv_on_a_cpu() -> None:
     from mmcv.ops.multi_scale_deform_attn import (
         MultiScaleDeformableAttnFunction,
         multi_scale_deformable_attn_pytorch,
     )
 
-    value, shapes, starts, locations, weights = deformable_attention_inputs(torch.float64)
+    torch.manual_seed(0)
+    shapes = torch.tensor([[5, 7], [3, 1], [1, 1]])
+    starts = torch.tensor([0, 35, 38])
+    value = torch.randn(2, 39, 2, 8, dtype=torch.float64)
+    # Some lie outside.
+    locations = 1.4 * torch.rand(2, 9, 2, 3, 4, 2, dtype=torch.float64) - 0.2
+    weights = torch.rand(2, 9, 2, 3, 4, dtype=torch.float64)
     leaves = [x.requires_grad_() for x in (value, locations, weights)]
     want = multi_scale_deformable_attn_pytorch(value, shapes, locations, weights)
     # Functions that mmcv calls for tensors on a GPU.

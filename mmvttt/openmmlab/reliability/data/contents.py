@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,17 +24,6 @@ def file_digest(path: str | os.PathLike[str]) -> str:
         digest = hashlib.sha256(f'{size} '.encode() + file.read(_PART))
         file.seek(max(_PART, size - _PART))
         digest.update(file.read())
-    return digest.hexdigest()[:16]
-
-
-def files_digest(root: str | os.PathLike[str], names: Iterable[str]) -> str:
-    """A digest of files in a folder: their names and sizes, and the first 4 KiB of 64 of them."""
-    names = sorted(names)
-    digest = hashlib.sha256()
-    for name in names:
-        digest.update(f'{name}\0{os.path.getsize(os.path.join(root, name))}\0'.encode())
-    for name in spread(names, _OPENED):
-        _add_file(digest, os.path.join(root, name))
     return digest.hexdigest()[:16]
 
 
