@@ -55,7 +55,7 @@ class Op:
         tolerance: Largest error over the largest value, by type, of reference and numba kernel.
         kernel_tolerance: The same of the Triton kernels, which round the operands of products.
         refused: Calls that the Triton kernels refuse, and the message.
-        bad: Arguments that the op refuses.
+        bad: Arguments that the op refuses, besides those of wrong shapes and dtypes.
         cancelling: Inputs whose gradients are small differences.
         convolved: Inputs whose gradients the reference leaves to torch's convolutions.
         suppressed: Inputs whose gradients vanish for loud tokens: a step damped to a length of 1
@@ -127,38 +127,7 @@ class Op:
 # -------------------------------------------------------------------------------- what rows share
 
 MAPS = tuple(Case(hw) for hw in ((1, 1), (1, 7), (7, 1), (3, 5), (7, 9), (14, 14)))
-BACKEND = {
-    'backend': bad(
-        r"backend must be None, 'triton', 'numba' or 'reference', got 'cuda'",
-        options={'backend': 'cuda'},
-    )
-}
-DTYPE = r'must be float32, bfloat16, float16 or float64, got torch\.int32'
 
 
-def to_int(x: Tensor) -> Tensor:
-    return x.int()
-
-
-def bad_tokens(*names: str, missing: str) -> dict[str, Bad]:
-    """Bad values of q, k and v that every op with them refuses."""
-    return BACKEND | {
-        'k': bad(r'k must have shape \(B, ', k=lambda x: x[:, :4]),
-        'v': bad(r'v must have shape \(B, ', v=lambda x: x[..., :4]),
-        'dimensions': bad(r'q must have shape.*got \d dim', q=lambda x: x[0]),
-        'token dtype': bad(f'q {DTYPE}', TypeError, q=to_int, k=to_int, v=to_int),
-        'mixed dtypes': bad(r'k must be torch\.float32 as q is', TypeError, k=Tensor.half),
-        'no tensor': bad(r'v must be a tensor, got float', TypeError, v=lambda x: 0.0),
-        'nothing': bad(r'q must be a tensor, got NoneType', TypeError, q=lambda x: None),
-        'devices': bad(r'v is on meta and q on cpu; move', v=lambda x: x.to('meta')),
-        'no tokens': bad(missing, **dict.fromkeys(names, lambda x: x[:, :0])),
-    }
-
-
-def of_state(*names: str) -> dict[str, Bad]:
-    return {
-        f'{n} dtype': bad(
-            rf'{n} must be torch\.float32 where the tokens are', TypeError, **{n: Tensor.half}
-        )
-        for n in names
-    }
+def no_tokens(message: str, *names: str) -> Bad:
+    return bad(message, **dict.fromkeys(names, lambda x: x[:, :0]))

@@ -13,9 +13,7 @@ import sampling
 import scans
 import torch
 from op_row import (
-    BACKEND,
     BF16,
-    DTYPE,
     FP16,
     FP32,
     FP64,
@@ -25,9 +23,7 @@ from op_row import (
     Inputs,
     Op,
     bad,
-    bad_tokens,
-    of_state,
-    to_int,
+    no_tokens,
 )
 from torch import Tensor
 
@@ -78,18 +74,12 @@ TTT_LINEAR = Op(
     # The output hardly depends on the length of a step behind a LayerNorm.
     cancelling=('eta', 'token_scale'),
     variants=(scan(15, scale=False),),
-    bad=bad_tokens('q', 'k', 'v', 'eta', missing=r'T must be at least 1.*\(2, 0, 2, 2, 6\)')
-    | of_state('eta', 'w0')
-    | {
-        'eta': bad(r'eta must have shape \(B, T', eta=lambda x: x[..., None]),
-        'w0': bad(r'w0 must have shape \(R, H, d, d\)', w0=lambda x: x[:1]),
-        'b0': bad(r'b0 must have shape', b0=lambda x: x[0]),
-        'ln_weight': bad(r'ln_weight must have shape', ln_weight=lambda x: x[..., :2]),
+    bad={
+        'no tokens': no_tokens(r'T must be at least 1.*\(2, 0, 2, 2, 6\)', 'q', 'k', 'v', 'eta'),
         'token_scale': bad(
             r'token_scale must have shape \(R, mini_batch_size\) = \(2, 16\), got \(2, 4\)',
             token_scale=lambda x: x[:, :4],
         ),
-        'no bias': bad(r'b0 must be a tensor, got NoneType', TypeError, b0=lambda x: None),
         'size 0': bad(r'mini_batch_size must be at least 1, got 0', options={'size': 0}),
         'half a token': bad(
             r'mini_batch_size must be an int, got 0.5', TypeError, options={'size': 0.5}
@@ -131,15 +121,10 @@ CAUSAL_CONV = Op(
     refused={r'K is 9; the kernels have at most 8 taps': convolution(5, 'fb', 1, 6, 9)},
     convolved=('weight', 'other'),
     variants=(convolution(9, 'fb', 1, 6, 4),),
-    bad=BACKEND
-    | {
-        'x': bad(r'x must have shape', x=lambda x: x[0]),
-        'x dtype': bad(f'x {DTYPE}', TypeError, x=to_int),
-        'no tokens': bad(r'T must be at least 1', x=lambda x: x[:, :0]),
+    bad={
+        'no tokens': no_tokens(r'T must be at least 1', 'x'),
         'no taps': bad('K ≥ 1', weight=lambda w: w[..., :0]),
-        'scan': bad(r'weight must have shape', weight=lambda w: w[:1]),
         'other': bad(r'other must have shape \(R, C, K\)', other=lambda w: w[..., 1:]),
-        'weight dtype': bad(r'weight must be torch\.float32', TypeError, weight=Tensor.double),
         'scans': bad(r'R = 2 scans for 1 directions', options={'ways': 'f'}),
     },
 )
@@ -150,7 +135,6 @@ GPU_MAPS = tuple(
     Case(hw, {'dim': d})
     for hw, d in (((7, 9), 32), ((1, 1), 32), ((9, 13), 64), ((31, 33), 48), ((50, 84), 32))
 )
-SHAPE = r'w2 must have shape \(H, d, d\) = \(2, 6, 6\)'
 INNER_STEP = {'tokens': ('q', 'k', 'v'), 'images': ('q', 'k', 'v')}
 
 
@@ -180,9 +164,7 @@ TTT_GLU = Op(
         r'the batch is empty': Case((2, 2), {'dim': 32, 'batch': 0}),
     },
     suppressed=('k', 'v', 'w1', 'w2'),
-    bad=bad_tokens('q', 'k', 'v', missing=r'N must be at least 1.*\(2, 0, 2, 6\)')
-    | of_state('w2')
-    | {'w1': bad(r'w1 must have', w1=lambda x: x[:1]), 'w2': bad(SHAPE, w2=lambda x: x[0])},
+    bad={'no tokens': no_tokens(r'N must be at least 1.*\(2, 0, 2, 6\)', 'q', 'k', 'v')},
 )
 TTT_DWCONV = Op(
     'ttt_dwconv',
@@ -198,10 +180,8 @@ TTT_DWCONV = Op(
     gpu_cases=(*GPU_MAPS, Case((9, 13), {'dim': 5}, {'damping': False})),
     refused={r'the batch is empty': Case((2, 2), {'dim': 32, 'batch': 0})},
     suppressed=('k', 'v', 'w3'),
-    bad=bad_tokens('q', 'k', 'v', missing=r'must be at least 1|hw = ')
-    | of_state('w3')
-    | {
-        'w3': bad(r'w3 must have shape \(d, 3, 3\) = \(6, 3, 3\)', w3=lambda x: x[:, None]),
+    bad={
+        'no tokens': no_tokens(r'must be at least 1|hw = ', 'q', 'k', 'v'),
         'another map': bad(r'hw = \(4, 5\) makes 20 pixels, and q has 15', options={'hw': (4, 5)}),
         'an empty map': bad(
             r'hw must be at least \(1, 1\), got \(0, 15\)', options={'hw': (0, 15)}
@@ -222,8 +202,8 @@ MLP = {
     ),
     'gpu_cases': (*GPU_MAPS, Case((9, 13), {'dim': 64}, {'loss': 'l2'})),
 }
-BAD_MLP = bad_tokens('q', 'k', 'v', missing=r'N must be at least 1') | {
-    'w2': bad(SHAPE, w2=lambda x: x[0]),
+BAD_MLP = {
+    'no tokens': no_tokens(r'N must be at least 1', 'q', 'k', 'v'),
     'loss': bad(r"loss must be 'dot' or 'l2', got 'l1'", options={'loss': 'l1'}),
     'scale': bad(r'scale must be a finite number, got nan', options={'scale': math.nan}),
 }
@@ -239,14 +219,7 @@ TTT_MLP_SWIGLU = Op(
     inner_steps.make_swiglu,
     **MLP,
     refused={r'd is 128; the kernels have at most 64': Case((2, 2), {'dim': 128})},
-    bad=BAD_MLP
-    | of_state('w3')
-    | {
-        'w3': bad(
-            r'w3 must have shape \(H, d, d\) = \(2, 6, 6\), got \(2, 4, 6\)',
-            w3=lambda x: x[:, :4],
-        )
-    },
+    bad=BAD_MLP,
 )
 
 # ----------------------------------------------------------------------------------- deform_attn
@@ -309,8 +282,7 @@ DEFORM_ATTN = Op(
         r'there are no queries': pyramid(((2, 2),), queries=0),
     },
     images=('value', 'sampling_locations', 'attention_weights'),
-    bad=BACKEND
-    | {
+    bad={
         'pixels': bad(
             r'value has S = 20 pixels, but the 2 levels of spatial_shapes add up to 21',
             value=lambda x: x[:, 1:],

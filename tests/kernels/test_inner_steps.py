@@ -1,4 +1,4 @@
-"""ttt_glu, ttt_dwconv and ttt_mlp: scale and options, underflow, export, FLOPs.
+"""ttt_glu, ttt_dwconv and ttt_mlp: scale and options, underflow, export.
 
 What holds for every op is in test_ops.py.
 """
@@ -9,8 +9,7 @@ import pytest
 import torch
 from inner_steps import inner_gradient
 from kernel_testing import error, normal
-from ops import OPS, STEPS
-from torch.utils.flop_counter import FlopCounterMode
+from ops import STEPS
 
 import ttt_kernels
 from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
@@ -60,7 +59,7 @@ def test_a_detection_sized_map_does_not_underflow(op, dtype):
     assert off(inner_gradient(op, {**exact, 'v': scaled}, hw, 'reference')) > 4e-4
 
 
-# ------------------------------------------------------------------------------- export and FLOPs
+# ------------------------------------------------------------------------------------------ export
 
 
 class All(torch.nn.Module):
@@ -93,21 +92,3 @@ def test_exports_with_any_map_size():
     larger = normal(generator, 2, 9, 13, 24).float()
     actual = program.module()(larger, *weights)
     torch.testing.assert_close(actual, All()(larger, *weights))
-
-
-def count(op, hw, **options):
-    inputs = {n: x.requires_grad_() for n, x in op.make(hw, dim=8).items()}
-    with FlopCounterMode(display=False) as counter:
-        op.call(inputs, hw, **options).sum().backward()
-    counts = counter.get_flop_counts()['Global']
-    return tuple(counts[getattr(torch.ops.ttt_kernels, op.name + x)] for x in ('', '_backward'))
-
-
-def test_flops_follow_the_formula():
-    products = 2 * 2 * 15 * 2 * 64
-    assert count(OPS['ttt_glu'], (3, 5)) == (products * 6, products * 16)
-    for loss, counts in {'dot': [(6, 15), (9, 23)], 'l2': [(7, 18), (10, 26)]}.items():
-        for name, (forward, backward) in zip(('ttt_mlp', 'ttt_mlp SwiGLU'), counts, strict=True):
-            actual = count(OPS[name], (3, 5), loss=loss)
-            assert actual == (products * forward, products * backward), (name, loss)
-    assert count(OPS['ttt_dwconv'], (3, 5)) == (2 * 2 * 15 * 18 * 8, 2 * 2 * 15 * 36 * 8)

@@ -4,17 +4,18 @@ The ops, their calls and tolerances are the rows of ops.py.
 """
 
 import importlib.util
+import re
 from unittest.mock import Mock
 
 import pytest
 import torch
-from kernel_testing import RecordedOps, assert_same, normal, with_gradients
+from kernel_testing import RecordedOps, assert_same, error, normal, with_gradients
 from op_row import BF16, FP16, FP32, FP64, Case
 from ops import OPS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from ttt_kernels import _backend, _op, available, decompositions
+from ttt_kernels import _backend, _op, available, causal_conv, decompositions
 
 HW = (3, 5)
 # Where numba is not installed its tests are skipped, and say so.
@@ -153,14 +154,14 @@ def test_an_output_that_gets_no_gradient(op):
 def calls(op, backend, dtype):
     """Calls of the registered ops by a forward and a backward pass, with and without options."""
     for case in (Case(HW), *op.variants):
-        with RecordedOps() as error:
+        with RecordedOps() as recorded:
             with_gradients(
                 on(op, backend),
                 op.make(case.hw, dtype=dtype, **case.sizes),
                 case.hw,
                 **case.options,
             )
-        yield from error
+        yield from recorded
 
 
 @every_backend
@@ -377,6 +378,37 @@ def test_a_bad_argument_is_named(op, case):
         op.call(inputs, **{'hw': HW, **case.options})
 
 
+@pytest.mark.parametrize(
+    ('op', 'name'),
+    [pytest.param(o, name, id=f'{n}-{name}') for n, o in OPS.items() for name in o.make(HW)],
+)
+def test_every_input_is_checked(op, name):
+    inputs, first, record = op.make(HW, dtype=FP32), op.tokens[0], _op.OPS[op.name]
+    x = inputs[name]
+    bad = [(x[0], ValueError, 'must have shape'), (x.int(), TypeError, 'must be torch.float32')]
+    bad += [(0.0, TypeError, 'must be a tensor, got float')]
+    if name != first:
+        bad += [
+            (x[..., :-1], ValueError, 'must have shape'),
+            (x.half(), TypeError, 'must be torch'),
+        ]
+        bad += [(x.to('meta'), ValueError, f'is on meta and {first} on cpu; move them')]
+    if name not in [record.names[i] for i in record.optional]:
+        bad += [(None, TypeError, 'must be a tensor, got NoneType')]
+    for value, kind, message in bad:
+        if value is bad[1][0] and name in (first, 'sampling_locations'):
+            message = 'must be float32, bfloat16, float16 or float64, got torch.int32'
+        with pytest.raises(kind, match=re.escape(message)) as raised:
+            op.call({**inputs, name: value}, HW)
+        assert str(raised.value).startswith(f'{op.name}: ')
+
+
+def test_an_unknown_backend():
+    op = OPS['ttt_glu']
+    with pytest.raises(ValueError, match=r"'triton', 'numba' or 'reference', got 'cuda'"):
+        on(op, 'cuda')(op.make(HW, dtype=FP32))
+
+
 @every_op
 def test_triton_without_a_gpu_says_why(op, monkeypatch):
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
@@ -493,3 +525,60 @@ def test_a_backward_pass_is_counted_where_the_forward_pass_was_not():
     with FlopCounterMode(display=False) as counter:
         output.sum().backward()
     assert counter.get_flop_counts()['Global'][torch.ops.ttt_kernels.ttt_glu_backward] > 0
+
+
+# ------------------------------------------------------------------------------------ single ops
+
+# FLOPs of both passes on two images of 15 tokens: heads have 6 channels, mini-batches 15 tokens.
+PRODUCTS = 2 * 2 * 15 * 2 * 36
+SAMPLES = 2 * 9 * 3 * 2 * 4
+FLOPS = [
+    ('ttt_linear', {}, 2 * PRODUCTS * 3 + 8 * 15 * 90 * 4, 2 * PRODUCTS * 8 + 8 * 15 * 90 * 12),
+    ('causal_conv', {}, 2 * 4 * 2 * 360, 2 * 2 * 4 * 2 * 360),
+    ('ttt_glu', {}, PRODUCTS * 6, PRODUCTS * 16),
+    ('ttt_dwconv', {}, 2 * 2 * 15 * 18 * 6, 2 * 2 * 15 * 36 * 6),
+    ('ttt_mlp', {}, PRODUCTS * 6, PRODUCTS * 15),
+    ('ttt_mlp', {'loss': 'l2'}, PRODUCTS * 7, PRODUCTS * 18),
+    ('ttt_mlp SwiGLU', {}, PRODUCTS * 9, PRODUCTS * 23),
+    ('ttt_mlp SwiGLU', {'loss': 'l2'}, PRODUCTS * 10, PRODUCTS * 26),
+    ('deform_attn', {}, 2 * 4 * SAMPLES * 5, 2 * 2 * 4 * SAMPLES * 5),
+]
+
+
+@pytest.mark.parametrize(('name', 'options', 'forward', 'backward'), FLOPS)
+def test_flops_follow_the_formula(name, options, forward, backward):
+    op = OPS[name]
+    inputs = {n: x.requires_grad_() for n, x in op.make(HW).items()}
+    with FlopCounterMode(display=False) as counter:
+        on(op, 'reference')(inputs, **options).sum().backward()
+    counts = counter.get_flop_counts()['Global']
+    packets = (getattr(torch.ops.ttt_kernels, op.name + x) for x in ('', '_backward'))
+    assert [counts[packet] for packet in packets] == [forward, backward]
+
+
+def test_one_unused_output_of_causal_conv():
+    leaves = [x.requires_grad_() for x in OPS['causal_conv'].make(HW).values()]
+    for used in (0, 1):
+        actual = causal_conv(*leaves, backend='reference')[used]
+        expected = causal_conv(leaves[0], leaves[1 + used], backend='reference')[0]
+        actual, expected = (
+            torch.autograd.grad(y.sum(), (leaves[0], leaves[1 + used])) for y in (actual, expected)
+        )
+        for x, y in zip(actual, expected, strict=True):
+            torch.testing.assert_close(x, y)
+
+
+def test_deform_attn_without_queries():
+    op = OPS['deform_attn']
+    output, grads = with_gradients(on(op, 'reference'), op.make(HW, queries=0))
+    assert output.shape == (2, 0, 15)
+    assert grads['value'].eq(0).all()
+
+
+def test_deform_attn_with_all_inputs_in_half_precision():
+    op = OPS['deform_attn']
+    inputs = {n: x.bfloat16() for n, x in op.make(HW).items()}
+    output, grads = with_gradients(on(op, 'reference'), inputs)
+    assert {output.dtype, *(g.dtype for g in grads.values())} == {BF16}
+    exact = {n: x.double() for n, x in inputs.items()}
+    assert error(output, op.definition(exact, hw=HW)) < 1e-2

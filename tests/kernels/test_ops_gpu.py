@@ -142,15 +142,6 @@ def test_a_detection_sized_map_does_not_underflow_in_an_inner_step(op, dtype):
     assert ((g - expected).norm() / expected.norm()).item() < (4e-4, 4e-3)[dtype == BF16]
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two CUDA GPUs')
-@every_op
-def test_kernels_run_where_the_tensors_are(op):
-    inputs = make(op, BF16)
-    there = {n: x.to('cuda:1') for n, x in inputs.items()}
-    assert torch.cuda.current_device() == 0
-    assert torch.equal(on_gpu(op)(there).cpu(), on_gpu(op)(inputs).cpu())
-
-
 @pytest.mark.parametrize('segment', [32, 3])
 def test_the_state_walks_back_over_a_long_sequence(segment, cut):
     # 1000 chunks; the fp64 reference on the GPU, where it is quick.
