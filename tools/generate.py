@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from mmengine.dist import init_dist, is_main_process
+from mmengine.dist import init_dist
 
 from mmvttt import cli
 from mmvttt.errors import UsageError
@@ -53,9 +53,7 @@ def main() -> None:
             if args.device == 'cuda':
                 args.device = f'cuda:{torch.cuda.current_device()}'
         cfg = load_config(args.config, cfg_options=args.cfg_options, launcher=args.launcher)
-        model, averaged = api.load_generator(cfg, args.checkpoint, args.device)
-        if not averaged and is_main_process():
-            print('the checkpoint does not say that its weights are averaged; they are used as is')
+        model = api.load_generator(cfg, args.checkpoint, args.device)
         vae = api.load_autoencoder(args.vae, args.device) if args.vae else None
         prompts, classes = None, [int(text) for text in args.classes if text != 'all']
         if args.prompt:

@@ -26,15 +26,12 @@ def draw(tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
     """`draw(*options, config=…)` runs the tool on a small model; `error`: as it should not end."""
     monkeypatch.chdir(tmp_path)
 
-    def draw(
-        *options: str, config: dict | None = None, averaged: bool = True, error: int = 0
-    ) -> str:
+    def draw(*options: str, config: dict | None = None, error: int = 0) -> str:
         torch.manual_seed(0)
         config = config or model()
         network = spread(MODELS.build(config))
         Config(dict(model=config)).dump('config.py')
-        content = dict(state_dict=network.state_dict(), meta={})
-        torch.save({**content, **(dict(ema_state_dict={}) if averaged else {})}, 'weights.pth')
+        torch.save(dict(state_dict=network.state_dict()), 'weights.pth')
         run = partial(tools.error, status=int(error)) if error else tools
         files = ('config.py', 'weights.pth')
         return run('generate.py', *files, '--steps', '3', '--device', 'cpu', *options)
@@ -61,7 +58,6 @@ def test_files(draw: Callable) -> None:
     assert grid.shape == (2 * 34 + 2, 10 * 34 + 2, 3)
     assert (grid[36:68:4, 36:68:4] == drawn[11]).all()
     assert '12 images of 8×8 → a/grid.png' in out
-    assert 'does not say that its weights are averaged' not in out
 
 
 def test_processes_and_batches_do_not_change_the_images(
@@ -191,10 +187,7 @@ def test_bad_input_is_noticed_before_drawing(
 
 
 def test_checkpoints(draw: Callable) -> None:
-    assert 'does not say that its weights are averaged' in draw(*ONE, averaged=False)
-    content = torch.load('weights.pth', weights_only=True)
-    torch.save(dict(content, meta=dict(averaged=True)), 'weights.pth')
-    assert api.load_generator(Config.fromfile('config.py'), 'weights.pth')[1]
+    draw(*ONE)
     wider = model(transformer=dict(arch=dict(SMALL, num_layers=3)))
     with pytest.raises(ValueError, match=r'would leave \d+ tensors .* transformer\.blocks\.2'):
         api.load_generator(Config(dict(model=wider)), 'weights.pth')

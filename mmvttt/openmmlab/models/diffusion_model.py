@@ -160,22 +160,18 @@ class DiffusionModel(BaseModel):
         guidance: float = 1.0,
         guided: str = 'all',
     ) -> Tensor:
-        """Predicts what a scheduler takes for noisy latents, with or without guidance.
+        """Predicts what a scheduler takes for noisy latents `(B, C, h, w)` at a time `()`.
 
         Args:
-            noisy: `(B, C, h, w)`.
-            time: `()`, as the scheduler counts.
+            noisy, time: See above.
             condition: The transformer's conditions, `(B, …)` each.
-            null: The same for no class or prompt; needed for guidance.
+            null: The same for no class or prompt; a UsageError where guidance lacks it.
             guidance: 1 for none; g counts the condition's effect on the output g times.
             guided: Which channels: 'all', as in diffusers, or the first 'three', as in DiT's code.
                 The logits of the variance are the condition's own.
 
         Returns:
             `(B, C, h, w)`, or `(B, 2C, h, w)` with the logits of the variance.
-
-        Raises:
-            UsageError: There is guidance, and no null condition.
         """
         check_choice('guided', guided, ('all', 'three'))
         if guidance == 1:
@@ -205,11 +201,7 @@ class DiffusionModel(BaseModel):
         guided: str = 'all',
         scheduler: str | None = None,
     ) -> Tensor:
-        """Samples `(B, C, h, w)`, an image for each row of the condition; see `denoise`, `sample`.
-
-        Raises:
-            UsageError: The scheduler does not fit, see `sampling_scheduler`.
-        """
+        """Samples `(B, C, h, w)`, one for each row of the condition; see `denoise` and `sample`."""
         return sample(
             lambda noisy, time: self.denoise(noisy, time, condition, null, guidance, guided),
             sampling_scheduler(self.scheduler, scheduler),
@@ -238,23 +230,15 @@ class DiffusionModel(BaseModel):
 
 @MODELS.register_module()
 class LatentPreprocessor(BaseDataPreprocessor):
-    """Moves a batch to the device, after a look at its classes.
-
-    Args:
-        num_classes: Number of classes; None where there are none.
-    """
+    """Moves a batch to the device; a DataError names a class that the model does not have."""
 
     def __init__(self, num_classes: int | None = None) -> None:
         super().__init__()
         self.num_classes = num_classes
 
     def forward(self, data: dict[str, Tensor], training: bool = False) -> dict[str, Tensor]:
-        """The batch on the device.
-
-        Raises:
-            DataError: A class does not exist.
-        """
-        labels = data.get('class_labels')
+        """The batch on the device."""
+        labels = data.get(_LABELS)
         # On the CPU, where looking costs nothing.
         if labels is not None and self.num_classes is not None and labels.device.type == 'cpu':
             bad = labels[(labels < 0) | (labels >= self.num_classes)]
