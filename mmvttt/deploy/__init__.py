@@ -1,1 +1,1 @@
-"""Deployment: exported files and their runtimes, frozen models for CPUs, CUDA graphs."""
+"""Deployment: exported files and their runtimes, compilation, CUDA graphs."""
