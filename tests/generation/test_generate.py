@@ -104,13 +104,14 @@ def test_settings_change_the_images(draw: Callable) -> None:
     for options, of in (
         ((), config),
         (('--seed', '1'), config),
+        (('--classes', '1'), config),
         (('--guidance', '4'), config),
         (('--scheduler', 'dpm++'), config),
         (('--scheduler', 'euler'), flow),
     ):
         draw('--classes', '1', '2', '--count', '3', '--npz', 'a.npz', *options, config=of)
         seen.add(images('a.npz').tobytes())
-    assert len(seen) == 5
+    assert len(seen) == 6
 
 
 def test_prompts(draw: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
