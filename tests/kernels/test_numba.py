@@ -8,6 +8,7 @@ import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -221,20 +222,15 @@ def test_inlined_functions_are_no_symbols_of_their_own():
     assert not calls
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, 'No space left on device')
-
-    monkeypatch.setattr(caching.IndexDataCacheFile, 'save', full)
-    kernel = fresh(tmp_path)
-    with pytest.warns(RuntimeWarning, match='No space left.*NUMBA_CACHE_DIR'):
-        assert kernel(3) == 6
-
-
-@pytest.mark.parametrize('suffix', ['.nbc', '.nbi'])
-def test_a_cut_file(suffix: str, tmp_path: Path) -> None:
-    assert fresh(tmp_path)(3) == 6
-    (cut,) = tmp_path.rglob(f'*{suffix}')
-    cut.write_bytes(cut.read_bytes()[:100])
-    with pytest.warns(RuntimeWarning, match='numba cannot read or write compiled kernels'):
+@pytest.mark.parametrize('damage', ['.nbc', '.nbi', 'a full disk'])
+def test_a_cache_that_cannot_be_used(damage, tmp_path, monkeypatch) -> None:
+    if damage == 'a full disk':
+        full = Mock(side_effect=OSError(28, 'No space left on device'))
+        monkeypatch.setattr(caching.IndexDataCacheFile, 'save', full)
+    else:
         assert fresh(tmp_path)(3) == 6
+        (cut,) = tmp_path.rglob(f'*{damage}')
+        cut.write_bytes(cut.read_bytes()[:100])
+    kernel = fresh(tmp_path)
+    with pytest.warns(RuntimeWarning, match='numba cannot read or write compiled.*NUMBA_CACHE_DIR'):
+        assert kernel(3) == 6

@@ -113,28 +113,6 @@ def test_what_the_kernels_cannot_run_is_named(op, case, message):
         assert op.call(inputs, case.hw, backend=None, **case.options).isfinite().all()
 
 
-@triton.jit
-def step_of_integers(x, out, OP: tl.constexpr):
-    number = tl.load(x)
-    if OP == 'add':
-        tl.store(out, number + number)
-    elif OP == 'sub':
-        tl.store(out, -2 - number)
-    else:
-        tl.store(out, number * number)
-
-
-@several_programs
-@pytest.mark.parametrize(('op', 'fits'), [('add', 2**30), ('sub', 2**31 - 1), ('mul', 46_341)])
-def test_an_index_beyond_its_type_is_seen(op, fits):
-    out, most = torch.zeros(1, dtype=torch.int32), torch.tensor([fits - 1], dtype=torch.int32)
-    step_of_integers[(1,)](most, out, OP=op)
-    expected = {'add': 2**31 - 2, 'sub': -(2**31), 'mul': 46_340**2}[op]
-    assert out.item() == expected
-    with pytest.raises(Exception, match=f'overflow: {op}'):
-        step_of_integers[(1,)](most + 1, out, OP=op)
-
-
 # --------------------------------------------------------------------------------------- ttt_linear
 
 
