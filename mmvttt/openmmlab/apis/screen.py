@@ -8,6 +8,7 @@ from typing import Any
 
 from mmengine.config import Config
 from mmengine.runner import Runner
+from torch import nn
 
 from ..registry import type_name
 from ..unwrap import bare_model
@@ -52,10 +53,12 @@ class QuietRunner(Runner):
 
 def summary(runner: Runner, cfg: Config) -> str:
     """Model, weights, and where the run writes: a line each."""
-    model = bare_model(runner.model)
-    size = sum(p.numel() for p in model.parameters()) / 1e6
+    model, size = bare_model(runner.model), ''
+    # FlexibleRunner builds the model later.
+    if isinstance(model, nn.Module):
+        size = f', {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters'
     return (
-        f'model     {_names(cfg.model)}, {size:.1f} M parameters\n'
+        f'model     {_names(cfg.model)}{size}\n'
         f'weights   {_weights(runner, cfg) or "random"}\n'
         f'writes    {runner.work_dir}; its log has the whole config'
     )
