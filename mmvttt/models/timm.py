@@ -140,6 +140,21 @@ class Classifier(nn.Module):
             return {'image_intermediates': features, **final}
         return features if intermediates_only else (self._normed(x), features)
 
+    def get_intermediate_layers(
+        self,
+        x: Tensor,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+    ) -> list[Tensor]:
+        """`forward_intermediates` by DINO's name; there are no prefix tokens to return."""
+        if return_prefix_tokens:
+            raise ValueError('return_prefix_tokens=True: there are none; leave it out.')
+        form = 'NCHW' if reshape else 'NLC'
+        options: Any = dict(norm=norm, output_fmt=form, intermediates_only=True)
+        return self.forward_intermediates(x, n, **options)  # type: ignore[return-value]
+
     def _maps(self, x: Tensor, count: int) -> Iterator[Tensor]:
         """The maps `(B, C_i, h_i, w_i)` of the first `count` parts."""
         model = self.backbone
