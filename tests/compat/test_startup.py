@@ -167,23 +167,3 @@ def test_the_line_itself_never_speaks(tmp_path: Path) -> None:
     code = f'import site; site.addsitedir({str(tmp_path)!r})'
     run = subprocess.run([sys.executable, '-S', '-I', '-c', code], capture_output=True, text=True)
     assert (run.returncode, run.stdout, run.stderr) == (0, '', '')
-
-
-LIBRARY = """
-import sys, types
-from torch import nn
-import torch, timm, numpy, torchvision
-before = {m: dict(vars(sys.modules[m])) for m in list(sys.modules)}
-import mmvttt
-mmvttt.Vittt, mmvttt.ViTAdapter, mmvttt.linearize
-import mmvttt.models.timm, mmvttt.checkpoints.load, mmvttt.convert.inherit
-for name, attributes in before.items():
-    now = vars(sys.modules[name])
-    changed = [k for k, v in attributes.items() if k in now and now[k] is not v]
-    assert not [k for k in changed if not k.startswith('__')], (name, changed)
-print(sorted({m.partition('.')[0] for m in sys.modules} & {'mmengine', 'mmcv', 'cv2', 'mmdet'}))
-"""
-
-
-def test_the_library_changes_nothing_and_loads_no_openmmlab() -> None:
-    assert python(LIBRARY).strip() == '[]'

@@ -123,38 +123,6 @@ def test_workers_are_deaf_from_their_first_moment(monkeypatch: pytest.MonkeyPatc
     assert not process.is_alive()
 
 
-@pytest.mark.skipif(sys.platform != 'linux', reason='where workers are forked')
-def test_a_worker_whose_trainer_is_killed_while_it_starts_ends() -> None:
-    """Its copy of the trainer's output stays open for as long as it lives."""
-    script = """
-import os, signal, time
-from torch.utils.data import DataLoader
-from mmvttt.openmmlab.reliability import signals
-
-begun, begin = os.pipe()
-
-def start_slowly(worker):
-    os.write(begin, b'1')
-    time.sleep(0.5)
-
-loader = DataLoader(
-    range(4), num_workers=1, worker_init_fn=start_slowly, multiprocessing_context='fork'
-)
-signals.ignore_signals_in_workers(loader)
-batches = iter(loader)
-os.read(begun, 1)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    command = [sys.executable, '-c', script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
-        try:
-            process.communicate(timeout=180)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    assert process.returncode == -signal.SIGKILL
-
-
 def test_a_signal_to_all_processes_saves(tmp_path: Path) -> None:
     """torchrun, `timeout`, systemd, slurm and Ctrl-C signal the data workers too."""
     config = tmp_path / 'config.py'

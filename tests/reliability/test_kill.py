@@ -100,18 +100,18 @@ def test_a_kill_at_each_file_operation(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.skipif(not Path('/proc').is_dir(), reason='looks for processes in /proc')
-def test_workers_end_with_a_trainer_that_is_killed() -> None:
-    """Also workers that wait for room in a pipe whose two ends they hold."""
-    trainer = subprocess.Popen(
-        [sys.executable, str(TRAININGS / 'big_batches.py')], stdout=subprocess.PIPE, text=True
-    )
+@pytest.mark.parametrize('workers', ['starting', 'loaded'])
+def test_workers_end_with_a_trainer_that_is_killed(workers: str) -> None:
+    """While they start, or wait for room in a pipe whose two ends they hold."""
+    command = [sys.executable, str(TRAININGS / 'big_batches.py'), workers]
+    trainer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        workers = trainer.stdout.readline().split()
+        pids = trainer.stdout.readline().split()
     finally:
         trainer.kill()
         trainer.wait()
-    assert len(workers) == 2
+    assert len(pids) == 2
     end = time.monotonic() + 60
-    while left := [w for w in workers if Path('/proc', w).is_dir()]:
+    while left := [pid for pid in pids if Path('/proc', pid).is_dir()]:
         assert time.monotonic() < end, left
         time.sleep(0.1)

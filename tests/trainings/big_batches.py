@@ -1,5 +1,6 @@
-"""A trainer whose data workers have loaded more than a pipe holds, and which waits to be killed."""
+"""A trainer that waits to be killed: its workers start, or have loaded more than a pipe holds."""
 
+import sys
 import time
 
 from torch.utils.data import DataLoader
@@ -17,11 +18,17 @@ class Big:
         return bytes(200_000)
 
 
+def start_slowly(worker: int) -> None:
+    time.sleep(2)
+
+
 if __name__ == '__main__':
-    loader = DataLoader(Big(), batch_size=1, num_workers=2, collate_fn=list)
+    start = start_slowly if sys.argv[1] == 'starting' else None
+    loader = DataLoader(Big(), num_workers=2, collate_fn=list, worker_init_fn=start)
     ignore_signals_in_workers(loader)
     iterator = iter(loader)
-    next(iterator)
+    if start is None:
+        next(iterator)
     time.sleep(1)
     print(*(worker.pid for worker in iterator._workers), flush=True)
     time.sleep(600)
