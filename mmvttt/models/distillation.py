@@ -138,19 +138,15 @@ def distillation_losses(
     explained: dict[str, Tensor] = {}
     device = tokens[-1].device
     for depth in every:
-        pairs = list(_parts(tokens[depth].float(), targets[depth].float().to(device), prefix))
+        pair = tokens[depth].float(), targets[depth].float().to(device)
+        # Prefix and patches, where there is a prefix.
+        pairs = [tuple(y[:, :prefix] for y in pair)] if prefix else []
+        pairs.append(tuple(y[:, prefix:] for y in pair))
         if depth in chosen:
             losses.append(torch.stack([LOSSES[loss](*pair) for pair in pairs]).mean())
         rest = torch.stack([_unexplained(*pair).detach() for pair in pairs]).mean()
         explained[f'explained_{"last" if depth == last else depth}'] = 1 - rest
     return {'loss_distil': torch.stack(losses).mean(), **explained}
-
-
-def _parts(tokens: Tensor, source: Tensor, prefix: int) -> Iterable[tuple[Tensor, Tensor]]:
-    """Prefix and patches, where there is a prefix."""
-    if prefix:
-        yield tokens[:, :prefix], source[:, :prefix]
-    yield tokens[:, prefix:], source[:, prefix:]
 
 
 def new_parameters(model: nn.Module) -> set[str]:

@@ -366,7 +366,7 @@ def test_counts_of_sd35_t5() -> None:
 
 def test_bad_input() -> None:
     model = build('DiT')
-    with pytest.raises(ValueError, match=r"where='sd3\.5-t5' is for another model"):
+    with pytest.raises(ValueError, match=r"where='transformer_blocks\.0\.attn2' is not a self"):
         linearize(model, 'sd3.5-t5')
     linearize(model)
     with pytest.raises(ValueError, match='linearized already'):

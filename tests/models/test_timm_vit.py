@@ -180,8 +180,12 @@ def test_a_folder_of_other_options_is_refused(
     model = TimmViT(**SMALL_DINO, linearize=given)
     if same:
         load_pretrained(model, tmp_path)
-        image = torch.randn(1, 3, 64, 64)
-        assert torch.equal(model.eval()(image)[0], source.eval()(image)[0])
+        image = torch.randn(1, 3, 64, 96)
+        (features,) = source.eval()(image)
+        assert torch.equal(model.eval()(image)[0], features)
+        vit = timm.create_model(f'local-dir:{tmp_path}', pretrained=True).eval()
+        tokens = vit.forward_features(image)[:, model.num_prefix_tokens :]
+        torch.testing.assert_close(tokens.mT.unflatten(2, (4, 6)), features)
         return
     with pytest.raises(CheckpointMismatchError, match='linearized with other options'):
         load_pretrained(model, tmp_path)

@@ -17,6 +17,7 @@ from mmvttt.arguments import check_choice, check_config, check_int, checked_size
 from mmvttt.checkpoints.families import to_timm
 from mmvttt.errors import CheckpointMismatchError
 
+from ..layers.json_options import from_json, to_json
 from ..linearize import MapSize, linearize
 from ..linearize.linearize import Linearization
 from ..linearize.replacement import Note
@@ -126,6 +127,7 @@ class TimmViT(PlainBackbone):
         self._source = model, options
         self._linearize = None if linearize is None else dict(linearize)
         self.linearization = _linearized(vit, linearize)
+        self._note: Note | None = getattr(vit, NOTE, None)
         if linearize is not None and frozen_stages > 0:
             _log.warning(
                 'frozen_stages=%d with linearize: the inner models of these blocks are initialised '
@@ -207,18 +209,14 @@ class TimmViT(PlainBackbone):
     @torch.no_grad()
     def to_timm(self) -> nn.Module:
         """A copy as a timm model without a head, linearized if this one is."""
-        vit = self._rebuilt()
+        vit = _create(*self._source)
+        _linearized(vit, self._linearize)
         weights = self.state_dict()
         if isinstance(vit.norm, nn.Identity):
             # With mean pooling timm has the norm after it.
             weights = {re.sub(r'^norm\.', 'fc_norm.', n): w for n, w in weights.items()}
         vit.load_state_dict(weights)
         return vit.train(self.training)
-
-    def _rebuilt(self) -> nn.Module:
-        vit = _create(*self._source)
-        _linearized(vit, self._linearize)
-        return vit
 
     def no_weight_decay(self) -> set[str]:
         """Adds the class and register tokens to the names of `PlainBackbone`."""
@@ -236,16 +234,12 @@ class TimmViT(PlainBackbone):
             CheckpointMismatchError: It computes something else, or was linearized otherwise.
         """
         if config.get('architecture') == 'linear_vit':
-            saved = Note.from_json(config['model_args']['linearize'])
-            with torch.device('meta'):
-                vit = self._rebuilt()
-            note, advice = getattr(vit, NOTE, None), saved.options.to_json()
-            if note is None or note.to_json() != saved.to_json():
-                if note is not None and note.where != saved.where:
-                    advice = saved.to_json()
+            # Names in a file are looked up in our own tables only.
+            saved = to_json(from_json(config['model_args']['linearize']))
+            if self._note is None or self._note.to_json() != saved:
                 raise CheckpointMismatchError(
                     f'{source!r} was linearized with other options, which its tensors do not show: '
-                    f'give TimmViT linearize={advice}'
+                    f'give TimmViT linearize={saved}'
                 )
         elif 'model_type' in config:
             self._require_config_of_transformers(config.get('vision_config') or config, source)
@@ -323,13 +317,7 @@ def _activation(module: nn.Module) -> str:
 
 
 def _create(name: str, options: Mapping[str, Any]) -> nn.Module:
-    try:
-        vit = timm.create_model(name, **options)
-    except (RuntimeError, TypeError, AssertionError) as error:
-        raise ValueError(
-            f'model={name!r}: timm cannot build it as a vision transformer for images of any size '
-            f'({error}). Choose one of timm.list_models(module="vision_transformer") or "eva".'
-        ) from error
+    vit = timm.create_model(name, **options)
     if not isinstance(vit, VisionTransformer | Eva):
         raise ValueError(
             f'model={name!r} is a {type(vit).__name__}: TimmViT takes the VisionTransformer and '

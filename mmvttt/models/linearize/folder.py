@@ -114,8 +114,6 @@ def linear_vit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         kwargs: `source`, its name in timm's registry; `linearize`, options of `linearize`; and
             options of the source.
     """
-    if 'source' not in kwargs:
-        raise UsageError("linear_vit needs source='vit_small_patch16_dinov3', or another of timm.")
     kwargs.setdefault('linearize', {})
     return build_model_with_cfg(
         _build,

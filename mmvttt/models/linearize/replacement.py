@@ -1,6 +1,5 @@
 """The module that replaces attention, and the size of the map, an argument of each call."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,12 +26,6 @@ class Note:
 
     where: list[str]
     options: InnerOptions
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> 'Note':
-        """The note of a config.json."""
-        options = {name: value for name, value in saved.items() if name != 'where'}
-        return cls(list(saved['where']), InnerOptions.from_json(options))
 
     def to_json(self) -> dict[str, Any]:
         """Options of `linearize` as a config.json holds them."""
