@@ -317,11 +317,14 @@ def _activation(module: nn.Module) -> str:
 
 
 def _create(name: str, options: Mapping[str, Any]) -> nn.Module:
-    vit = timm.create_model(name, **options)
+    try:
+        vit = timm.create_model(name, **options)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        vit = error
     if not isinstance(vit, VisionTransformer | Eva):
         raise ValueError(
-            f'model={name!r} is a {type(vit).__name__}: TimmViT takes the VisionTransformer and '
-            'Eva of timm, such as vit_small_patch16_dinov3.'
+            f'model={name!r} is not built by timm as a VisionTransformer or Eva for images of any '
+            f'size ({vit!r:.100}): choose one such as vit_small_patch16_dinov3.'
         )
     return vit
 
