@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed
 
-from mmvttt.models.layers.conv import CausalConv1d, DWConv2d
+from mmvttt.models.layers.conv import CausalConv1d
 from mmvttt.models.layers.drop_path import DropPath
 from mmvttt.models.layers.embedding import PatchEmbed, resize_positions
 from mmvttt.models.layers.neighborhood import _block_mask
@@ -28,15 +28,6 @@ def test_causal_conv_is_a_conv1d_in_each_direction(tokens: int, directions: tupl
         if direction == 'backward':
             expected = expected.flip(1)
         torch.testing.assert_close(y[:, :, r], expected)
-
-
-def test_depthwise_conv_on_a_map() -> None:
-    torch.manual_seed(0)
-    conv = DWConv2d(5).double()
-    x = torch.randn(2, 12, 5, dtype=torch.float64)
-    image = x.transpose(1, 2).reshape(2, 5, 3, 4)
-    expected = F.conv2d(image, conv.weight, padding=1, groups=5).flatten(2).transpose(1, 2)
-    torch.testing.assert_close(conv(x, (3, 4)), expected)
 
 
 def test_a_mask_made_in_inference_mode_serves_a_later_training() -> None:

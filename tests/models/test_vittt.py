@@ -202,22 +202,16 @@ def test_the_gate_is_algorithm_1s_or_eq_11s(kind: str) -> None:
     torch.testing.assert_close(actual[0], gate * actual[1], rtol=0, atol=1e-12)
 
 
-def test_the_position_embedding_is_resized_as_the_weights_were_trained() -> None:
-    stored = torch.randn(1, 14 * 14, 8)
+@pytest.mark.parametrize(('backbone', 'antialias'), [('Vittt', False), ('ViT3', True)])
+def test_positions_are_resized_as_the_weights_were_trained(backbone: str, antialias: bool) -> None:
+    """Vittt's as in the original ViT-Adapter, others' as in timm."""
+    stored = torch.randn(1, 14 * 14, 64)
     grid = stored.transpose(1, 2).unflatten(2, (14, 14))
-    arch = dict(embed_dims=8, num_layers=1, num_heads=1, feedforward_channels=8)
-    actual = {}
-    for how, smooth in (('bicubic', False), ('antialiased', True)):
-        model = Vittt(arch, img_size=(96, 160), pos_embed_interpolation=how)
-        weights = dict(pos_embed=stored)
-        model.adapt_weights(weights)
-        actual[how] = weights['pos_embed']
-        resized = F.interpolate(grid, (6, 10), mode='bicubic', antialias=smooth)
-        torch.testing.assert_close(actual[how], resized.flatten(2).transpose(1, 2))
-    assert not torch.allclose(actual['bicubic'], actual['antialiased'], atol=0.1)
-    assert not Vittt(arch).antialias
-    with pytest.raises(ValueError, match=r"pos_embed_interpolation='linear'.*bicubic"):
-        Vittt(arch, pos_embed_interpolation='linear')
+    options = dict(type=backbone, arch=REDUCED, img_size=(96, 160), pos_embed=True)
+    weights = dict(pos_embed=stored)
+    build_model(options).adapt_weights(weights)
+    resized = F.interpolate(grid, (6, 10), mode='bicubic', antialias=antialias)
+    torch.testing.assert_close(weights['pos_embed'], resized.flatten(2).transpose(1, 2))
 
 
 def test_weights_of_another_patch_size_see_the_enlarged_image() -> None:

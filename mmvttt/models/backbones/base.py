@@ -24,7 +24,6 @@ from ..layers.embedding import PatchEmbed, resize_positions
 
 _log = logging.getLogger(__name__)
 OUT_TYPES = ('featmap', 'avg_featmap')
-INTERPOLATIONS = ('antialiased', 'bicubic')
 
 
 def map_size(x: Tensor) -> tuple[int, int]:
@@ -119,8 +118,6 @@ class PlainBackbone(nn.Module):
         frozen_stages: −1 trains everything, 0 freezes the embedding, n the embedding and the first
             n blocks, `num_layers` the whole backbone with its final norm.
         with_cp: Recompute the blocks in the backward pass (non-reentrant checkpointing).
-        pos_embed_interpolation: How a position embedding is resized: 'antialiased' as in timm, or
-            'bicubic' as in the original ViT-Adapter; they differ by 2 % on smooth embeddings.
         patch_embed, norm: Modules of a subclass; None builds them.
     """
 
@@ -128,6 +125,8 @@ class PlainBackbone(nn.Module):
     pos_embed: Tensor | None
     # Rows of the position embedding for class or register tokens, in front of the map's rows.
     num_prefix_rows: int = 0
+    # Whether a position embedding is averaged where it shrinks, as in timm.
+    antialias: bool = True
 
     def __init__(
         self,
@@ -142,13 +141,11 @@ class PlainBackbone(nn.Module):
         out_type: str = 'featmap',
         frozen_stages: int = -1,
         with_cp: bool = False,
-        pos_embed_interpolation: str = 'antialiased',
         patch_embed: nn.Module | None = None,
         norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         check_choice('out_type', out_type, OUT_TYPES)
-        check_choice('pos_embed_interpolation', pos_embed_interpolation, INTERPOLATIONS)
         check_int('patch_size', patch_size)
         check_int('in_channels', in_channels)
         check_int('frozen_stages', frozen_stages, -1, num_layers)
@@ -158,7 +155,6 @@ class PlainBackbone(nn.Module):
         self.patch_size = patch_size
         self.in_channels = in_channels
         self.with_cp = with_cp
-        self.antialias = pos_embed_interpolation == 'antialiased'
         self.out_indices = resolve_indices(out_indices, num_layers)
         self.out_type = out_type
         self.frozen_stages = frozen_stages

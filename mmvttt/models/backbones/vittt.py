@@ -137,7 +137,6 @@ class Vittt(PlainBackbone):
             both ends ('double', averaged); `out_type='avg_featmap'` returns it.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         norm_eps: ε of all LayerNorms.
-        pos_embed_interpolation: As in the original ViT-Adapter, see `PlainBackbone`.
         options: Options of `PlainBackbone`: `img_size`, `patch_size`, `in_channels`, `out_indices`,
             `out_type`, `frozen_stages`, `with_cp`, …
 
@@ -146,6 +145,8 @@ class Vittt(PlainBackbone):
     """
 
     derived_options: ClassVar = ('embed_dims', 'num_layers', 'patch_embed', 'norm')
+    # As in the original ViT-Adapter.
+    antialias = False
     arch_zoo: Mapping[str, Mapping[str, int]] = {
         'tiny': dict(embed_dims=192, num_layers=12, num_heads=3, feedforward_channels=512),
         'small': dict(embed_dims=384, num_layers=12, num_heads=6, feedforward_channels=1024),
@@ -161,7 +162,6 @@ class Vittt(PlainBackbone):
         cls_mode: str = 'mean',
         drop_path_rate: float = 0.0,
         norm_eps: float = 1e-6,
-        pos_embed_interpolation: str = 'bicubic',
         **options: Any,
     ) -> None:
         arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
@@ -178,7 +178,6 @@ class Vittt(PlainBackbone):
             arch['embed_dims'],
             arch['num_layers'],
             norm_eps=norm_eps,
-            pos_embed_interpolation=pos_embed_interpolation,
             **options,
         )
         self.cls_mode = cls_mode
