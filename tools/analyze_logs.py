@@ -14,14 +14,14 @@ from mmvttt import cli
 from mmvttt.analysis import curves
 
 
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
     parser = cli.command_line(__doc__)
     add = parser.add_argument
     add('work_dirs', nargs='+', help='the --work-dir of runs of tools/train.py')
     add('--metrics', nargs='+', help='evaluated scalars, e.g. coco/bbox_mAP_50 (default: all)')
     help = 'image file (default: curves.png in the work directory of the first run)'
     add('--out', type=cli.new_file, help=help)
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     try:
         # Named without the path that all runs of a machine share.
         runs = {

@@ -1,7 +1,7 @@
 """Curves of a run: what mmengine's own writer logged is read back, over resumes, and drawn."""
 
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -9,9 +9,7 @@ from mmengine.visualization import LocalVisBackend
 
 from mmvttt.analysis.curves import plot_curves, read_scalars, spread_table, summary
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / 'tools'))
-import analyze_logs  # noqa: E402
+TOOL = 'analyze_logs.py'
 
 
 def log(work_dir: Path, start: str, entries: list[tuple[int, dict]]) -> Path:
@@ -22,21 +20,16 @@ def log(work_dir: Path, start: str, entries: list[tuple[int, dict]]) -> Path:
 
 
 def training(step: int, loss: float) -> tuple[int, dict]:
-    entry = {'lr': 1e-3, 'time': 0.1, 'loss': loss, 'loss_mask': loss / 2, 'acc': 50.0}
-    return step, {**entry, 'epoch': 1, 'iter': step}
+    entry = dict(lr=1e-6, base_lr=1e-3, time=0.1, loss=loss, loss_mask=loss / 2, acc=50.0)
+    return step, dict(entry, epoch=1, iter=step)
 
 
 def evaluation(epoch: int, ap: float) -> tuple[int, dict]:
-    return epoch, {
-        'coco/bbox_mAP_50': ap,
-        'coco/bbox_mAP_l': -1,
-        'data_time': 0.0,
-        'time': 0.1,
-    }
+    return epoch, {'coco/bbox_mAP_50': ap, 'coco/bbox_mAP_l': -1, 'data_time': 0.0, 'time': 0.1}
 
 
 @pytest.fixture
-def work_dir(tmp_path) -> Path:
+def work_dir(tmp_path: Path) -> Path:
     """Stopped after step 75, resumed from the checkpoint of step 50."""
     first = [training(25, 4.0), training(50, 3.0), evaluation(1, 0.2), training(75, 2.5)]
     second = [training(75, 2.0), training(100, 1.0), evaluation(2, 0.6), evaluation(3, 0.4)]
@@ -46,7 +39,7 @@ def work_dir(tmp_path) -> Path:
 
 
 @pytest.fixture
-def drawn(monkeypatch) -> list[Figure]:
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Figures, as they are written."""
     figures: list[Figure] = []
     save = Figure.savefig
@@ -54,28 +47,21 @@ def drawn(monkeypatch) -> list[Figure]:
     return figures
 
 
-def test_resumed_runs_are_one_curve(work_dir):
+def test_resumed_runs_are_one_curve(work_dir: Path) -> None:
     train, evaluated = read_scalars(work_dir)
-    assert train['loss'] == {25: 4.0, 50: 3.0, 75: 2.0, 100: 1.0}
-    assert list(train['loss']) == [25, 50, 75, 100]
-    assert evaluated == {
-        'coco/bbox_mAP_50': {1: 0.2, 2: 0.6, 3: 0.4},
-        'coco/bbox_mAP_l': {1: -1, 2: -1, 3: -1},
-    }
-    assert set(train) == {'lr', 'loss', 'loss_mask', 'acc'}
-
-
-def test_summary_says_last_and_highest(work_dir):
-    """A value that COCO left undefined (−1) is shown only where it is asked for."""
-    assert summary(*read_scalars(work_dir)).splitlines() == [
+    assert list(train['loss'].items()) == [(25, 4.0), (50, 3.0), (75, 2.0), (100, 1.0)]
+    assert set(train) == {'lr', 'base_lr', 'loss', 'loss_mask', 'acc'}
+    assert evaluated['coco/bbox_mAP_50'] == {1: 0.2, 2: 0.6, 3: 0.4}
+    # A value that COCO left undefined (−1) is shown only where it is asked for.
+    assert summary(train, evaluated).splitlines() == [
         'loss 4 at first, 1 at last',
         'coco/bbox_mAP_50 0.4 at 3 (highest 0.6 at 2)',
     ]
-    assert summary(*read_scalars(work_dir), ['coco/bbox_mAP_l']).endswith('(highest -1 at 1)')
+    assert summary(train, evaluated, ['coco/bbox_mAP_l']).endswith('(highest -1 at 1)')
 
 
-def test_picture_shows_every_point(work_dir, drawn):
-    """Losses (not accuracy), metrics (not those that are never defined) and lr, all points."""
+def test_picture_shows_every_point(work_dir: Path, drawn: list) -> None:
+    """Losses (not accuracy), metrics (not those that are never defined), and the config's lr."""
     out = plot_curves({'a': read_scalars(work_dir)}, work_dir / 'new' / 'c.png')
     left, right, rate = (
         {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
@@ -84,30 +70,29 @@ def test_picture_shows_every_point(work_dir, drawn):
     assert set(left) == {'loss', 'loss_mask'}
     assert left['loss'] == [[25, 4.0], [50, 3.0], [75, 2.0], [100, 1.0]]
     assert right == {'coco/bbox_mAP_50': [[1, 0.2], [2, 0.6], [3, 0.4]]}
-    # Without a legend: the panel's title is enough.
+    # Not the smallest group's.
     assert list(rate.values()) == [[[25, 1e-3], [50, 1e-3], [75, 1e-3], [100, 1e-3]]]
     assert out.stat().st_size
 
 
-def test_several_runs_share_their_axes_and_have_a_spread(tmp_path, monkeypatch, capsys, drawn):
-    monkeypatch.chdir(tmp_path)
+def test_several_runs_share_their_axes_and_have_a_spread(
+    tools: Any, tmp_path: Path, drawn: list
+) -> None:
+    tools.patch.chdir(tmp_path)
     for name, ap, loss in (('a', 0.2, 1.0), ('b', 0.4, 3.0), ('c', 0.6, 2.0)):
         log(tmp_path / name, '20260101_000000', [training(5, loss), evaluation(1, ap)])
-    analyze_logs.main(['a', 'b', 'c', '--out', 'all.png'])
+    table = tools(TOOL, 'a', 'b', 'c', '--out', 'all.png')
     left, right, rate = drawn[0].axes
     assert [line.get_label() for line in left.lines] == ['a: loss', 'b: loss', 'c: loss']
     assert [line.get_ydata()[0] for line in right.lines] == [0.2, 0.4, 0.6]
     assert [line.get_label() for line in rate.lines] == ['a', 'b', 'c']
-    assert capsys.readouterr().out.splitlines() == [
+    assert table.splitlines() == [
         '| last | mean | deviation | a | b | c |',
         '| --- | ---: | ---: | ---: | ---: | ---: |',
         '| loss | 2 | 1 | 1 | 3 | 2 |',
         '| coco/bbox_mAP_50 | 0.4 | 0.2 | 0.2 | 0.4 | 0.6 |',
         'curves: all.png',
     ]
-
-
-def test_a_metric_that_one_run_lacks():
     runs = {'a': ({}, {'AP': {1: 0.5}}), 'b': ({'loss': {1: 2.0}}, {})}
     assert spread_table(runs).splitlines()[2:] == [
         '| AP | 0.5 | – | 0.5 | – |',
@@ -115,48 +100,20 @@ def test_a_metric_that_one_run_lacks():
     ]
 
 
-def test_the_rate_is_the_config_s_and_not_the_smallest_group_s(tmp_path, drawn):
-    plot_curves({'a': ({'lr': {1: 1e-6}, 'base_lr': {1: 1e-4}}, {})}, tmp_path / 'c.png')
-    assert list(drawn[0].axes[2].lines[0].get_ydata()) == [1e-4]
+def test_tool_writes_beside_the_run_and_says_where(tools: Any, work_dir: Path) -> None:
+    for options, picture in (((), 'curves.png'), (('--out', work_dir / 'all'), 'all.png')):
+        output = tools(TOOL, work_dir, *options)
+        assert 'coco/bbox_mAP_50 0.4 at 3' in output
+        assert output.endswith(f'curves: {work_dir / picture}\n')
+        assert (work_dir / picture).exists()
+    error = tools.error(TOOL, work_dir, '--metrics', 'bbox_AP')
+    assert "['bbox_AP'] not evaluated in this run; there are ['coco/bbox_mAP_50'" in error
 
 
-def test_tool_writes_beside_the_run_and_says_where(work_dir, capsys):
-    analyze_logs.main([str(work_dir)])
-    output = capsys.readouterr().out
-    assert 'coco/bbox_mAP_50 0.4 at 3' in output
-    assert output.endswith(f'curves: {work_dir / "curves.png"}\n')
-    assert (work_dir / 'curves.png').exists()
-    analyze_logs.main([str(work_dir), '--out', str(work_dir / 'all')])
-    assert capsys.readouterr().out.endswith(f'curves: {work_dir / "all.png"}\n')
-    assert (work_dir / 'all.png').exists()
-
-
-def test_nothing_logged_is_one_sentence(tmp_path, capsys):
-    with pytest.raises(FileNotFoundError, match='pass the --work-dir'):
-        read_scalars(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        analyze_logs.main([str(tmp_path)])
-    assert stopped.value.code == 1
-    assert str(tmp_path) in capsys.readouterr().err
-
-
-def test_a_line_cut_by_a_kill_is_passed_over(tmp_path, capsys):
+def test_a_line_cut_by_a_kill_is_passed_over(tools: Any, tmp_path: Path) -> None:
+    assert f'under {tmp_path}: pass the --work-dir' in tools.error(TOOL, tmp_path)
     file = log(tmp_path, '20260101_000000', [evaluation(1, 0.5), training(5, 2.0)])
     file.write_text(file.read_text() + '{"loss": 1.0, "it')
-    analyze_logs.main([str(tmp_path)])
-    output = capsys.readouterr().out
-    assert 'loss 2 at first, 2 at last' in output
-    assert output.endswith(f'curves: {tmp_path / "curves.png"}\n')
-    assert (tmp_path / 'curves.png').exists()
+    assert 'loss 2 at first, 2 at last' in tools(TOOL, tmp_path)
     file.write_text('{"loss": 1.0, "it')
-    with pytest.raises(SystemExit):
-        analyze_logs.main([str(tmp_path)])
-    assert 'nothing to draw' in capsys.readouterr().err
-
-
-def test_unknown_metric_names_the_known_ones(work_dir, capsys):
-    with pytest.raises(SystemExit):
-        analyze_logs.main([str(work_dir), '--metrics', 'bbox_AP'])
-    assert "['bbox_AP'] not evaluated in this run; there are ['coco/bbox_mAP_50'" in (
-        capsys.readouterr().err
-    )
+    assert 'nothing to draw' in tools.error(TOOL, tmp_path)

@@ -247,24 +247,6 @@ def test_numbers_of_a_step_by_hand(damping: bool) -> None:
     )
 
 
-def test_several_steps_count_as_they_are_taken() -> None:
-    """Drift and losses are of the whole training, gradients at the first weights."""
-    options = dict(inner=dict(type='MLP'), num_batches=2, epochs=2, step='dynamic', loss='l2')
-    model = random_model(T5, mixer=options)
-    image = torch.randn(2, 3, 32, 48, dtype=torch.float64)
-    layer = inspect_training(model, image)[0]
-    mixer, x = model.blocks[0].mixer, inputs_of(model, image)[0]
-    with torch.no_grad():
-        q, k, v = mixer.qkv(x).chunk(3, dim=-1)
-        k, v = (
-            y[1].unflatten(-1, mixer.heads)[:, 1] for y in (mixer.shape_keys(q, k, (2, 3))[1], v)
-        )
-        start = {n: w[1] for n, w in mixer.inner.named_parameters()}
-        after = mixer.train_inner(start, k, v, mixer.eta(x)[1, :, 1].sigmoid(), (2, 3))
-        loss = mixer.inner_loss(mixer.inner.call(after, k, (2, 3)), v, mixer.scale)
-    torch.testing.assert_close(layer.steps[0].loss_after[1, 1], loss)
-
-
 def test_effective_rank_by_hand() -> None:
     assert effective_rank(torch.diag(torch.tensor([1.0, 1, 0]))).item() == pytest.approx(2)
     assert effective_rank(torch.ones(3, 5)).item() == pytest.approx(1, abs=1e-5)

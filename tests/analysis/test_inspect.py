@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmvttt.analysis.inspect import DIAGNOSTICS
 from mmvttt.analysis.look import Look
-from mmvttt.analysis.pictures import root_scale, two_digits
+from mmvttt.analysis.pictures import block_title, cut_middle, root_scale, two_digits
 from mmvttt.named_model import read_picture
 from mmvttt.openmmlab.analysis.models import (
     NamedModel,
@@ -28,6 +28,14 @@ TOOL = 'inspect_model.py'
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline='') as file:
         return list(csv.DictReader(file))
+
+
+def test_names_in_pictures() -> None:
+    assert cut_middle('photo.jpg', 9) == 'photo.jpg'
+    assert cut_middle('street_0042_png.rf.0123456789abcdef.jpg', 20) == 'street_00…abcdef.jpg'
+    names = ['blocks.0', 'stages.2.blocks.3', 'layers.11', 'transformer.blocks.1', 'mixer']
+    titles = ['block 1', 'stage 3, block 4', 'layer 12', 'block 2', 'mixer']
+    assert [block_title(name) for name in names] == titles
 
 
 def test_scales_of_pictures() -> None:
