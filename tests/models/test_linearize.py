@@ -4,6 +4,7 @@ import copy
 import json
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from timm.layers import Attention, AttentionRope
 from timm.models import beit, metaformer
 from timm.models.eva import EvaAttention
 from timm.models.metaformer import MetaFormer
+from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import RelPosAttention
 from timm.models.volo import VOLO
 from torch import Tensor, nn
@@ -343,6 +345,12 @@ def test_the_whole_registry() -> None:
 VIT = 'vit_tiny_patch16_224'
 
 
+def patched() -> nn.Module:
+    model = build(VIT)
+    model.forward_features = partial(VisionTransformer.forward_features, model)
+    return model
+
+
 def odd_heads() -> nn.Module:
     model = build(VIT)
     model.blocks[1].attn.head_dim = 15
@@ -365,6 +373,7 @@ BAD = [
         dict(where=[0]),
         r'share one position bias \(shared_rel_pos\)',
     ),
+    (patched, {}, r'forward_features was set on this model.*linearize first'),
     (odd_heads, {}, '32 channels do not divide into 2 heads'),
 ]
 

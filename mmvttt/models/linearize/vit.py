@@ -94,6 +94,12 @@ def install(
     note: Note,
 ) -> list[str]:
     """Puts the replacements into their places; returns the names of the new parameters."""
+    for method in _METHODS:
+        if method in vars(model):
+            raise ValueError(
+                f'{type(model).__name__}.{method} was set on this model, and linearize sets it: '
+                'linearize first, then wrap what the model has.'
+            )
     for shared in _SHARED:
         if getattr(model, shared, None) is not None:
             if left:
