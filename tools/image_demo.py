@@ -33,6 +33,8 @@ def main() -> None:
     images, checkpoint = args.images, None
     if not (mimetypes.guess_type(images[0])[0] or '').startswith('image/'):
         checkpoint, *images = images
+    if not images:
+        parser.error('give images after the checkpoint')
     with cli.plain_errors():
         pictures = require_images(images, args.out)
         name, checkpoint = resolve(args.config, checkpoint)
