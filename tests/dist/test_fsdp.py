@@ -90,11 +90,6 @@ def test_each_rank_holds_a_part(runs: Path) -> None:
     assert all(any('.blocks.1._fsdp_wrapped_module.' in n for n in part) for part in ranks)
     text = (runs / 'log').read_text()
     assert text.count('FSDP: 2 blocks are gathered one at a time') == 2
-    line = (
-        '1 node × 2 CPU processes (2 processes, gloo), 2 images each × 2 × 1 accumulated = '
-        '4 images a step, learning rate 0.00127 to 0.003 by parameter'
-    )
-    assert text.count(line) == 3
 
 
 @pytest.mark.stress
