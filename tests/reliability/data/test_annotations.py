@@ -28,18 +28,11 @@ ROOT = Path(__file__).resolve().parents[3]
 DATA = Path(os.environ.get('MMVTTT_DATA', ROOT.parent / 'shared/data'))
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp('coco') / 'set'
-    make_coco(folder)
-    return folder
-
-
 @pytest.fixture
-def root(folder: Path) -> Path:
+def root(boxes: Path) -> Path:
     """The folder of a set without a fault."""
-    write(folder, coco())
-    return folder
+    write(boxes, coco())
+    return boxes
 
 
 def findings(root: Path, content: object, images: bool = False, **changes: object) -> Findings:

@@ -21,9 +21,7 @@ from .sets import (
     config,
     folder_dataset,
     label_dataset,
-    make_coco,
     make_folders,
-    make_labels,
     picture,
     write,
 )
@@ -36,19 +34,6 @@ pytest.importorskip('mmpretrain')
 def only(cfg: Config, thorough: bool = False) -> Findings:
     (report,) = check_annotations(cfg, ('train',), thorough=thorough)
     return report
-
-
-@pytest.fixture(scope='module')
-def boxes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp('coco') / 'set'
-    make_coco(folder)
-    return folder
-
-
-@pytest.fixture
-def labels(tmp_path: Path) -> Path:
-    make_labels(tmp_path / 'set')
-    return tmp_path / 'set'
 
 
 def changed(root: Path, change: Callable[[dict], object], **dataset: object) -> Findings:

@@ -27,9 +27,7 @@ from .sets import (
     config,
     folder_dataset,
     label_dataset,
-    make_coco,
     make_folders,
-    make_labels,
     picture,
     write,
 )
@@ -58,14 +56,6 @@ FORMATS: dict[str, Callable[[], bytes]] = {
     '16-bit PNG': lambda: encoded(Image.fromarray(np.full(SIZE, 40_000, np.uint16)), 'PNG'),
     'WebP': lambda: encoded(picture(0), 'WEBP'),
 }
-
-
-@pytest.fixture(scope='module')
-def boxes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip('mmdet')
-    root = tmp_path_factory.mktemp('boxes') / 'set'
-    make_coco(root)
-    return root
 
 
 def load(root: Path, index: int = 0) -> dict:
@@ -156,13 +146,6 @@ def test_exif_turns_images(
 
 
 # -------------------------------------------------------------------------------------- label maps
-
-
-@pytest.fixture
-def labels(tmp_path: Path) -> Path:
-    pytest.importorskip('mmseg')
-    make_labels(tmp_path / 'set')
-    return tmp_path / 'set'
 
 
 def test_label_maps_without_fault(labels: Path) -> None:
