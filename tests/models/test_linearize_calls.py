@@ -211,3 +211,18 @@ def test_threads_and_copies(family: str, partly: bool) -> None:
     _output(model, calls[0])
     for other in others:
         assert torch.equal(_output(other, calls[1]), expected[1])
+
+
+def test_a_block_that_takes_no_size_is_refused() -> None:
+    class Wrap(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    for name, argument in (
+        ('vit_tiny_patch16_224', 'attn_mask'),
+        ('beit_base_patch16_224', 'shared_rel_pos_bias'),
+    ):
+        model = timm.create_model(name, embed_dim=48, depth=2, num_heads=3)
+        model.blocks[1] = Wrap()
+        with pytest.raises(ValueError, match=rf'blocks\.1 is a Wrap .* not take {argument}, by'):
+            linearize(model)

@@ -116,6 +116,57 @@ def test_a_run_goes_on_from_the_previous_one(run: Callable) -> None:
         run('train', work_dir='a', resume='auto')
 
 
+@pytest.mark.parametrize('wrong', ['text', 10**40, torch.ones(3), ((),), -5, [4], {1: {2: 3}}])
+@pytest.mark.parametrize(
+    'entry',
+    ['meta.iter', 'meta.epoch', 'meta.seed', 'state_dict', 'optimizer', 'param_schedulers'],
+)
+def test_a_crafted_entry_is_named(entry: str, wrong: object, tmp_path: Path) -> None:
+    """Each was a traceback from deep inside of a resume."""
+    key, _, name = entry.partition('.')
+    value = dict(epoch=1, iter=2, seed=0) | {name: wrong} if name else wrong
+    problem = why_not_resumable(checkpoint(tmp_path / 'a.pth', **{key: value}))
+    fits = (entry, type(wrong)) == ('param_schedulers', dict) or (
+        entry in ('meta.iter', 'meta.epoch') and isinstance(wrong, int) and wrong > 0
+    )
+    if not fits:
+        assert problem.startswith((f'has another {entry} than', 'lacks meta.iter'))
+    group = dict(params=[0], lr=0.1)
+    crafted = dict(epoch=1, iter=2, settings={1: {2: 3}})
+    problem = why_not_resumable(checkpoint(tmp_path / 'd.pth', meta=crafted))
+    assert problem.startswith('has another meta.settings than')
+    whole = dict(optimizer=dict(state={}, param_groups=[group]), param_schedulers=[{}])
+    assert why_not_resumable(checkpoint(tmp_path / 'b.pth', **whole)) is None
+    several = dict(optimizer=dict(a=whole['optimizer']), param_schedulers=dict(a=[{}]))
+    assert why_not_resumable(checkpoint(tmp_path / 'c.pth', **several)) is None
+
+
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [
+        ('resume_data_seed', 'x'),
+        ('resume_data_seed', 2**32),
+        ('resume_data_seed', None),
+        ('resume_shape', 5),
+        ('resume_shape', {'images': [1]}),
+        ('resume_validated', -1),
+        ('best_score', 'z'),
+        ('best_score_mAP', None),
+        ('keep_ckpt_ids', 3),
+        (RUN_ID, 7),
+        (5, 1),
+    ],
+)
+def test_a_crafted_message_hub_is_named(name: object, value: object, tmp_path: Path) -> None:
+    hub = dict(runtime_info={name: value}, log_scalars={}, resumed_keys={})
+    problem = why_not_resumable(checkpoint(tmp_path / 'a.pth', message_hub=hub))
+    entry = f'runtime_info.{name}' if isinstance(name, str) else 'runtime_info'
+    assert problem.startswith(f'has another message_hub.{entry} than a training writes')
+    for part in ('log_scalars', 'resumed_keys'):
+        path = checkpoint(tmp_path / 'a.pth', message_hub={**hub, 'runtime_info': {}, part: [name]})
+        assert why_not_resumable(path).startswith(f'has another message_hub.{part} than')
+
+
 @pytest.mark.parametrize(
     ('here', 'message'),
     [

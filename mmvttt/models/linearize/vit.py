@@ -1,5 +1,6 @@
 """timm's vision transformers: which of their attentions can be replaced, and by what."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -56,7 +57,15 @@ def from_authors(model: nn.Module) -> Callable[..., dict[str, Tensor]]:
 def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
     """All self-attentions of the blocks by name; a reason in the place of one that is not taken."""
     parts: dict[str, nn.Module | str] = {}
+    argument = _argument(model)
     for i, block in enumerate(model.blocks):
+        taken = inspect.signature(block.forward).parameters.values()
+        if not any(p.name == argument or p.kind == p.VAR_KEYWORD for p in taken):
+            raise ValueError(
+                f'blocks.{i} is a {type(block).__name__} whose forward does not take {argument}, '
+                'by which a linearized model passes the size of the map: give its forward '
+                '**kwargs, and pass them to the block inside.'
+            )
         inside = {
             f'blocks.{i}.{name}': reason_in(module) or module
             for name, module in block.named_modules()
@@ -65,6 +74,13 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
         kind = type(block).__name__
         parts |= inside or {f'blocks.{i}': f'{kind} has no attention that is known here'}
     return parts
+
+
+def _argument(model: nn.Module) -> str:
+    """The argument by which timm's model passes something of its own to its blocks."""
+    if isinstance(model, Beit):
+        return 'shared_rel_pos_bias'
+    return 'shared_rel_pos' if isinstance(model, VisionTransformerRelPos) else 'attn_mask'
 
 
 def reason_in(attention: nn.Module) -> str | None:

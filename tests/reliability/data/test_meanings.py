@@ -268,6 +268,20 @@ def test_parts_of_the_data_as_classes(tmp_path: Path, names: tuple[str, ...], fa
     assert bool(report.errors) == fatal
 
 
+def test_pictures_that_nobody_reads(labels: Path, tmp_path: Path) -> None:
+    make_folders(tmp_path / 'folders')
+    for folder, suffixes in (
+        (labels / 'img', ('.JPG', '.webp')),
+        (tmp_path / 'folders/ash', ('.webp',)),
+    ):
+        for suffix in suffixes:
+            picture(0).save(folder / f'x{suffix}', 'JPEG')
+    (warning,) = only(config(label_dataset(labels), 'mmseg')).warnings
+    assert warning.startswith('2 × pictures that are not read, because their names do not end in')
+    (warning,) = only(config(folder_dataset(tmp_path / 'folders'), 'mmpretrain')).warnings
+    assert warning.startswith('1 × pictures that are not read')
+
+
 def test_perfect_predictions_are_perfect(boxes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a file with ids from 0 and without `info`."""
     from mmdet.evaluation import CocoMetric

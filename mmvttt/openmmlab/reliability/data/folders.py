@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from .findings import Findings, Scope
-from .images import check_images
+from .images import check_images, check_unread
 
 # Names of folders that are parts of the data rather than classes.
 _PARTS = ('train', 'val', 'valid', 'validation', 'test', 'training', 'testing', 'images', 'labels')
@@ -36,6 +36,8 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
                 'model.head.num_classes, or move folders that are not classes'
             )
         _check_order(names, tuple(dataset.metainfo.get('classes') or ()), findings)
+        suffixes = tuple({*dataset.extensions, *map(str.upper, dataset.extensions)})
+        check_unread(root, suffixes, findings, scope)
         findings.files = {os.path.realpath(root)}
     if not (scope.thorough or listed):
         return

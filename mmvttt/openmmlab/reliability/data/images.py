@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,9 @@ from .findings import Findings, Scope
 
 # EXIF orientations with a rotation by 90°; OpenCV and mmcv apply them.
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
+# Suffixes of pictures, and how many files are looked at before a training.
+_PICTURES = ('.jpg', '.jpeg', '.png', '.webp', '.bmp', '.tif', '.tiff')
+_SEARCHED = 20_000
 # Formats by content, not name: for an EPS, say, Pillow would start a PostScript interpreter.
 FORMATS = ('JPEG', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM', 'GIF')
 
@@ -80,6 +84,18 @@ def check_images(
             findings.error(
                 'images of another size than annotated',
                 f'{path} (height and width {image.size}{turned}; annotated as {noted})',
+            )
+
+
+def check_unread(folder: str, suffixes: tuple[str, ...], findings: Findings, scope: Scope) -> None:
+    """Warns of pictures in a folder that are not read because of other suffixes."""
+    files = (os.path.join(path, name) for path, _, names in os.walk(folder) for name in names)
+    for path in itertools.islice(files, None if scope.thorough else _SEARCHED):
+        if path.lower().endswith(_PICTURES) and not path.endswith(suffixes):
+            findings.warn(
+                f'pictures that are not read, because their names do not end in '
+                f'{" or ".join(suffixes)}',
+                path,
             )
 
 

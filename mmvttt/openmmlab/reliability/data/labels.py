@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from .findings import Findings, Scope
-from .images import FORMATS, check_images, decoded, read_image, spread
+from .images import FORMATS, check_images, check_unread, decoded, read_image, spread
 
 # Maps decoded before a training: wrong labels are mostly wrong everywhere.
 _QUICK = 8
@@ -38,6 +38,8 @@ def check_labels(
             )
     samples = dataset.load_data_list()
     folder = dataset.data_prefix.get('img_path')
+    if not dataset.ann_file:
+        check_unread(folder, (dataset.img_suffix,), findings, scope)
     if not samples:
         findings.error(
             f'there is no image *{dataset.img_suffix} in {folder}: correct img_suffix or '
