@@ -4,7 +4,6 @@ FLOPs are multiply-accumulates of linear layers, convolutions and products of ma
 inner loops by the ops' own formulas: the papers' convention, half of what torch counts.
 """
 
-import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -79,7 +78,7 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
         torch.no_grad(),
         # Fused attention on a CPU has no formula; its matrix products do.
         sdpa_kernel(SDPBackend.MATH),
-        FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter,
+        FlopCounterMode(display=False) as counter,
         watch,
     ):
         network(image)
@@ -103,15 +102,6 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
         uncounted=sorted(watch.names),
         idle=_idle(network, watch.used),
     )
-
-
-def _recurrent_flops(x_shape, w_shape, u_shape, *args, out_shape=None, **kwargs) -> int:
-    """Products of a layer `(gates, inputs)`, `(gates, outputs)` with a sequence `(T, B, …)`."""
-    return 2 * x_shape[0] * x_shape[1] * (math.prod(w_shape) + math.prod(u_shape))
-
-
-# An LSTM in a direction on a CPU, which torch does not count.
-_FORMULAS = {torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops}
 
 
 def _part(name: str) -> str:

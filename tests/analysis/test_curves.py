@@ -32,7 +32,8 @@ def evaluation(epoch: int, ap: float) -> tuple[int, dict]:
 def work_dir(tmp_path: Path) -> Path:
     """Stopped after step 75, resumed from the checkpoint of step 50."""
     first = [training(25, 4.0), training(50, 3.0), evaluation(1, 0.2), training(75, 2.5)]
-    second = [training(75, 2.0), training(100, 1.0), evaluation(2, 0.6), evaluation(3, 0.4)]
+    second = [training(60, 2.2), training(75, 2.0), training(100, 1.0)]
+    second += [evaluation(2, 0.6), evaluation(3, 0.4)]
     log(tmp_path, '20260102_000000', second)
     log(tmp_path, '20260101_000000', first)
     return tmp_path
@@ -49,7 +50,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 def test_resumed_runs_are_one_curve(work_dir: Path) -> None:
     train, evaluated = read_scalars(work_dir)
-    assert list(train['loss'].items()) == [(25, 4.0), (50, 3.0), (75, 2.0), (100, 1.0)]
+    losses = [(25, 4.0), (50, 3.0), (60, 2.2), (75, 2.0), (100, 1.0)]
+    assert list(train['loss'].items()) == losses
     assert set(train) == {'lr', 'base_lr', 'loss', 'loss_mask', 'acc'}
     assert evaluated['coco/bbox_mAP_50'] == {1: 0.2, 2: 0.6, 3: 0.4}
     # A value that COCO left undefined (−1) is shown only where it is asked for.
@@ -68,10 +70,10 @@ def test_picture_shows_every_point(work_dir: Path, drawn: list) -> None:
         for axes in drawn[0].axes
     )
     assert set(left) == {'loss', 'loss_mask'}
-    assert left['loss'] == [[25, 4.0], [50, 3.0], [75, 2.0], [100, 1.0]]
+    assert left['loss'] == [[25, 4.0], [50, 3.0], [60, 2.2], [75, 2.0], [100, 1.0]]
     assert right == {'coco/bbox_mAP_50': [[1, 0.2], [2, 0.6], [3, 0.4]]}
     # Not the smallest group's.
-    assert list(rate.values()) == [[[25, 1e-3], [50, 1e-3], [75, 1e-3], [100, 1e-3]]]
+    assert list(rate.values()) == [[[step, 1e-3] for step in (25, 50, 60, 75, 100)]]
     assert out.stat().st_size
 
 

@@ -131,18 +131,3 @@ def test_a_view_of_a_parameter_may_be_a_module_s_input() -> None:
             return self.linear(query)
 
     assert count_cost(Network(), (32, 32)).total_macs == 5 * 8 * 3
-
-
-def test_an_lstm_has_four_gates_of_products() -> None:
-    class Rows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn = nn.LSTM(6, 5, num_layers=2, batch_first=True, bidirectional=True)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.rnn(x.flatten(1, 2))[0]
-
-    cost = count_cost(Rows(), (7, 6), in_channels=2)
-    first, second = 4 * 5 * (6 + 5), 4 * 5 * (10 + 5)
-    assert cost.total_macs == 2 * 7 * 2 * (first + second)
-    assert not cost.uncounted

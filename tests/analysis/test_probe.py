@@ -34,6 +34,20 @@ def test_probes_of_features_that_tell_the_classes() -> None:
     assert patch_miou(clear, labels, wrong, labels) == pytest.approx(0.5)
 
 
+def tiny_model(folder: Path, **saved: object) -> tuple[str, dict]:
+    """Writes a config and `source.pth`, with entries `saved`; and arguments of `probe_models`."""
+    options = dict(model='vit_tiny_patch16_224', img_size=32, patch_size=8)
+    options['model_options'] = dict(embed_dim=16, depth=2, num_heads=2)
+    weights = TimmViT(**options).state_dict() | saved.pop('head', {})
+    torch.save(dict(state_dict=weights, **saved), folder / 'source.pth')
+    (folder / 'model.py').write_text(
+        f"default_scope = 'mmengine'\nmodel = dict(type='mmvttt.Distil', backbone=dict("
+        f"type='mmvttt.TimmViT', **{options}))"
+    )
+    arguments = dict(twin='untrained', out=folder / 'out', checkpoint=str(folder / 'source.pth'))
+    return str(folder / 'model.py'), arguments
+
+
 def pictures(folder: Path) -> None:
     """Dark and bright pictures."""
     for name, level in (('bright', 200), ('dark', 50)):
@@ -46,28 +60,15 @@ def pictures(folder: Path) -> None:
 def test_the_tool_beside_a_twin(tmp_path: Path) -> None:
     pictures(tmp_path / 'train')
     pictures(tmp_path / 'test')
-    options = dict(model='vit_tiny_patch16_224', img_size=32, patch_size=8)
-    options['model_options'] = dict(embed_dim=16, depth=2, num_heads=2)
-    source = TimmViT(**options)
     head = {'head.weight': torch.zeros(3, 16), 'head.bias': torch.tensor([0.0, 1.0, 9.0])}
     # By their names: the third is not in the folders.
     meta = dict(dataset_meta=dict(classes=['dark', 'bright', 'night']))
-    weights = {**source.state_dict(), **head}
-    torch.save(dict(state_dict=weights, meta=meta), tmp_path / 'source.pth')
-    (tmp_path / 'model.py').write_text(
-        f"default_scope = 'mmengine'\nmodel = dict(type='mmvttt.Distil', backbone=dict("
-        f"type='mmvttt.TimmViT', **{options}))"
-    )
-    arguments = dict(train=tmp_path / 'train', test=tmp_path / 'test', shape=(32, 32))
-    arguments |= dict(out=tmp_path / 'out', checkpoint=str(tmp_path / 'source.pth'))
+    model, arguments = tiny_model(tmp_path, head=head, meta=meta)
+    arguments |= dict(train=tmp_path / 'train', test=tmp_path / 'test', shape=(32, 32))
     # The twin has softmax put back: the same model.
     put_back = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
-    table = probe_models(
-        str(tmp_path / 'model.py'),
-        twin='untrained',
-        cfg_options={'model.backbone.linearize': put_back},
-        **arguments,
-    )
+    cfg_options = {'model.backbone.linearize': put_back}
+    table = probe_models(model, cfg_options=cfg_options, **arguments)
     header, *rows = [line.split(',') for line in table.splitlines()]
     actual = [dict(zip(header, row, strict=True)) for row in rows]
     assert [(f['model'], f['features']) for f in actual] == [
@@ -80,7 +81,7 @@ def test_the_tool_beside_a_twin(tmp_path: Path) -> None:
         assert float(twin['same_neighbours']) == float(twin['cosine_last']) == 1
     assert (tmp_path / 'out' / 'probe.csv').read_text() == table
     with pytest.raises(UsageError, match='random weights: give --checkpoint'):
-        probe_models(str(tmp_path / 'model.py'), **{**arguments, 'checkpoint': None})
+        probe_models(model, **{**arguments, 'checkpoint': None})
 
 
 def test_patches_of_label_maps(tmp_path: Path) -> None:
@@ -103,25 +104,16 @@ def test_patches_of_label_maps(tmp_path: Path) -> None:
             Image.fromarray(labels).save(tmp_path / f'maps/{name}.png')
     actual = patch_labels(tmp_path / 'maps/train/a/0.png', (32, 48), 8)
     assert actual.reshape(4, 6).tolist() == [[255] * 6] + 3 * [[0, 0, 7, 7, 7, 7]]
-    options = dict(model='vit_tiny_patch16_224', img_size=32, patch_size=8)
-    options['model_options'] = dict(embed_dim=16, depth=2, num_heads=2)
-    torch.save(TimmViT(**options).state_dict(), tmp_path / 'source.pth')
-    (tmp_path / 'model.py').write_text(
-        f"default_scope = 'mmengine'\nmodel = dict(type='mmvttt.Distil', backbone=dict("
-        f"type='mmvttt.TimmViT', **{options}))"
-    )
-    arguments = dict(
-        train=tmp_path / 'images/train', test=tmp_path / 'images/test', twin='untrained'
-    )
-    arguments |= dict(out=tmp_path / 'out', checkpoint=str(tmp_path / 'source.pth'))
+    model, arguments = tiny_model(tmp_path)
+    arguments |= dict(train=tmp_path / 'images/train', test=tmp_path / 'images/test')
     arguments['maps'] = tmp_path / 'maps/train', tmp_path / 'maps/test'
-    table = probe_models(str(tmp_path / 'model.py'), shape=(32, 48), **arguments)
+    table = probe_models(model, shape=(32, 48), **arguments)
     assert table == 'model,features,miou\nsource,patches,1.0000\ntwin,patches,1.0000\n'
     with pytest.raises(UsageError, match=r'--shape 30 48: give multiples of 8 pixels'):
-        probe_models(str(tmp_path / 'model.py'), shape=(30, 48), **arguments)
+        probe_models(model, shape=(30, 48), **arguments)
     (tmp_path / 'maps/test/a/2.png').unlink()
     with pytest.raises(DataError, match=r'there is no label map .*a/2\.png'):
-        probe_models(str(tmp_path / 'model.py'), shape=(32, 48), **arguments)
+        probe_models(model, shape=(32, 48), **arguments)
 
 
 def test_a_folder_without_classes(tmp_path: Path) -> None:
