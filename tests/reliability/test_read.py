@@ -157,7 +157,7 @@ def test_the_password_of_a_url_is_not_logged(
     tiny = importlib.import_module('tiny')
     answers += [saved({'state_dict': tiny.TinyModel().state_dict()})]
     url = address.replace('//', '//me:secret@') + '/private.pth'
-    init = {'load_from': url, 'other': [dict(type='Pretrained', checkpoint=url)]}
+    init = {'load_from': url, 'tta_model.init_cfg': [dict(type='Pretrained', checkpoint=url)]}
     options = dict(cfg_options={**init, 'train_cfg.max_epochs': 1}, work_dir=str(tmp_path / 'run'))
     train(folder / 'tiny_config.py', **options)
     evaluate(folder / 'tiny_config.py', url, work_dir=str(tmp_path / 'run'))
