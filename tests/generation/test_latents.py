@@ -126,6 +126,10 @@ def moments(change):
     return lambda f: np.save(f / 'moments.npy', change(np.load(f / 'moments.npy')))
 
 
+def unfinished(notes: Path) -> None:
+    notes.write_text(json.dumps(json.loads(notes.read_text()) | {'done': 3}))
+
+
 @pytest.mark.parametrize(
     'damage',
     [
@@ -134,6 +138,7 @@ def moments(change):
         lambda folder: (folder / 'moments.npy').unlink(),
         lambda folder: (folder / 'moments.npy').write_bytes(b''),
         lambda folder: np.save(folder / 'class_labels.npy', np.zeros(6, np.int64)),
+        lambda folder: unfinished(folder / 'latents.json'),
         lambda folder: np.save(folder / 'class_labels.npy', np.array([object()] * 7)),
     ],
 )

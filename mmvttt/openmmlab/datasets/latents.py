@@ -59,6 +59,9 @@ class CachedLatents(Dataset):
                 'tools/cache_latents.py'
             )
         self.notes = json.loads((self.root / _NOTES).read_bytes())
+        if self.notes.get('done', len(self)) != len(self):
+            # As earlier versions left it.
+            raise DataError(f'the cache {str(self.root)!r} is not finished: make it again')
         self.metainfo = dict(classes=self.notes.get('classes', []))
         if conditions is None:
             conditions = sorted({path.stem for path in self.root.glob('*.npy')} - {'moments'})
