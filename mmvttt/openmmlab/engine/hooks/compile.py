@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -74,6 +75,8 @@ class CompileHook(Hook):
         self.options = dict(options or {})
         self.required = required
         self._compiled: dict[nn.Module, Any] = {}
+        # When the first step with compiled blocks began; None before it and after it.
+        self._start: float | None = None
 
     def before_run(self, runner: Runner) -> None:
         """Runs before a training or a test; compilation itself starts with the first images."""
@@ -95,6 +98,18 @@ class CompileHook(Hook):
             f'torch.compile: {parts}, each kind when it first runs; the first steps take longer. '
             'tools/train.py --no-compile, or compile_blocks = False in the config, switches it off'
         )
+        self._start = time.monotonic()
+
+    def before_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
+        if self._start is not None:
+            self._start = time.monotonic()
+
+    def after_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
+        """Logs how long the first step took."""
+        if self._start is not None:
+            seconds = time.monotonic() - self._start
+            runner.logger.info(f'torch.compile: the first step took {seconds:.1f} s')
+            self._start = None
 
     def before_val(self, runner: Runner) -> None:
         """Runs the blocks eagerly until `after_val`."""
