@@ -29,6 +29,7 @@ def demo(folder: Path) -> tuple[Path, dict]:
     return CONFIGS / 'maskrcnn_vittt_demo.py', loaders | {
         'val_evaluator.ann_file': data + 'annotations/instances_val.json',
         'test_evaluator.ann_file': data + 'annotations/instances_val.json',
+        'train_dataloader.batch_size': 4,
         'train_dataloader.num_workers': 2,
         'train_dataloader.dataset.pipeline.2': dict(type='RandomResize', ratio_range=(0.7, 1.0)),
         'train_cfg.max_epochs': 2,
