@@ -212,7 +212,7 @@ def cache_latents(
         shift=autoencoder.config.get('shift_factor') or 0.0,
         classes=images.classes,
     )
-    # Last: without it, the folder is no cache.
+    # Last: without it, the folder holds no cache.
     write_whole(out / _NOTES, json.dumps(notes, indent=1).encode())
     return out
 
