@@ -178,7 +178,7 @@ def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
     except (TypeError, ValueError) as error:
         # Checks of mmvttt's own parts name the option, its value and what to do.
         *_, (frame, _) = walk_tb(error.__traceback__)
-        if not frame.f_globals['__name__'].startswith('mmvttt.'):
+        if not frame.f_globals.get('__name__', '').startswith('mmvttt.'):
             raise
         message = str(error)
     else:

@@ -278,6 +278,7 @@ def test_pictures_that_nobody_reads(labels: Path, tmp_path: Path) -> None:
             picture(0).save(folder / f'x{suffix}', 'JPEG')
     (warning,) = only(config(label_dataset(labels), 'mmseg')).warnings
     assert warning.startswith('2 × pictures that are not read, because their names do not end in')
+    picture(0).save(tmp_path / 'folders/ash/y.Png')
     (warning,) = only(config(folder_dataset(tmp_path / 'folders'), 'mmpretrain')).warnings
     assert warning.startswith('1 × pictures that are not read')
 

@@ -36,8 +36,7 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
                 'model.head.num_classes, or move folders that are not classes'
             )
         _check_order(names, tuple(dataset.metainfo.get('classes') or ()), findings)
-        suffixes = tuple({*dataset.extensions, *map(str.upper, dataset.extensions)})
-        check_unread(root, suffixes, findings, scope)
+        check_unread(root, dataset.extensions, findings, scope, case=False)
         findings.files = {os.path.realpath(root)}
     if not (scope.thorough or listed):
         return

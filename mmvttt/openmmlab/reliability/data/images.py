@@ -87,11 +87,17 @@ def check_images(
             )
 
 
-def check_unread(folder: str, suffixes: tuple[str, ...], findings: Findings, scope: Scope) -> None:
-    """Warns of pictures in a folder that are not read because of other suffixes."""
+def check_unread(
+    folder: str, suffixes: tuple[str, ...], findings: Findings, scope: Scope, *, case: bool = True
+) -> None:
+    """Warns of pictures in a folder that are not read because of other suffixes.
+
+    `case`: whether capitals matter in the suffixes.
+    """
     files = (os.path.join(path, name) for path, _, names in os.walk(folder) for name in names)
     for path in itertools.islice(files, None if scope.thorough else _SEARCHED):
-        if path.lower().endswith(_PICTURES) and not path.endswith(suffixes):
+        name = path.lower()
+        if name.endswith(_PICTURES) and not (path if case else name).endswith(suffixes):
             findings.warn(
                 f'pictures that are not read, because their names do not end in '
                 f'{" or ".join(suffixes)}',
