@@ -139,7 +139,7 @@ def require_same(facts: Mapping[str, str]) -> None:
 
 
 def _annotations(data: DatasetConfig) -> Iterator[tuple[str, str]]:
-    path = '' if data.metric else os.path.expanduser(data.paths.get('ann_file', ''))
+    path = '' if data.metric else data.paths.get('ann_file', '')
     if os.path.isfile(path):
         text = f'{os.path.getsize(path)} bytes ({file_digest(path)})'
         yield f'the content of {data.key}.ann_file', text

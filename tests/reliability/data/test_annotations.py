@@ -162,6 +162,12 @@ def test_no_json(root: Path, content: object, message: str) -> None:
     refused(lambda: check_data(config(coco_dataset(root))), message, kind=DataError)
 
 
+def test_no_file(root: Path) -> None:
+    for name in ('', 'images'):
+        cfg = config(coco_dataset(root, ann_file=name))
+        refused(lambda cfg=cfg: check_data(cfg), 'is not a file', kind=DataError)
+
+
 def test_large_files_are_not_parsed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / 'a.json').write_text('{')
     monkeypatch.setattr(coco_check, 'LARGEST', 0)
@@ -251,10 +257,31 @@ def test_images_without_a_box_may_be_part_of_a_training(root: Path) -> None:
     refused(lambda: check_data(config(dataset)), 'no list annotations:')
 
 
+class FixedOptions(pytest.importorskip('mmdet.datasets').CocoDataset):
+    """A user's class that cannot be built without being loaded."""
+
+    def __init__(self, ann_file: str) -> None:
+        super().__init__(ann_file=ann_file)
+
+
+class FixedPipeline(pytest.importorskip('mmdet.datasets').CocoDataset):
+    """A user's class with a pipeline of its own."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(pipeline=[], **options)
+
+
+def test_a_class_with_its_own_pipeline(root: Path) -> None:
+    dataset = coco_dataset(root, type=FixedPipeline)
+    del dataset['pipeline']
+    check_data(config(dataset))
+
+
 @pytest.mark.parametrize(
     'changes',
     [
         dict(type='CocoPanopticDataset'),
+        dict(type=FixedOptions),
         dict(type='NoSuchDataset'),
         dict(data_root='s3://bucket/'),
         dict(data_prefix=dict(img='s3://bucket/')),

@@ -278,6 +278,11 @@ def test_pictures_that_nobody_reads(labels: Path, tmp_path: Path) -> None:
             picture(0).save(folder / f'x{suffix}', 'JPEG')
     (warning,) = only(config(label_dataset(labels), 'mmseg')).warnings
     assert warning.startswith('2 × pictures that are not read, because their names do not end in')
+    # Label maps beside the images are read.
+    both = dict(img_path='img', seg_map_path='img')
+    dataset = label_dataset(labels, data_prefix=both, img_suffix='.JPG', seg_map_suffix='.png')
+    (warning,) = only(config(dataset, 'mmseg')).warnings
+    assert warning.startswith('1 × pictures that are not read')
     picture(0).save(tmp_path / 'folders/ash/y.Png')
     (warning,) = only(config(folder_dataset(tmp_path / 'folders'), 'mmpretrain')).warnings
     assert warning.startswith('1 × pictures that are not read')

@@ -65,6 +65,13 @@ def test_missing_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv('MMVTTT_DATA', '/elsewhere')
     with pytest.raises(MissingDataError, match='set the environment variable MMVTTT_DATA, or'):
         check_data(config(coco('/elsewhere/coco')))
+    monkeypatch.setenv('HOME', str(root))
+    with pytest.raises(MissingDataError, match="the folder '~' does not exist"):
+        check_data(config(coco('~')))
+    pytest.importorskip('mmpretrain')
+    # Which alone expands it, in its prefixes.
+    pictures = dict(type='CustomDataset', data_prefix='~/images', with_label=False)
+    check_data(config(pictures, default_scope='mmpretrain'))
 
 
 MISSING: dict[str, tuple[dict, str]] = {

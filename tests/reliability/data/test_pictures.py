@@ -222,6 +222,14 @@ def test_damaged_label_maps(labels: Path, name: str) -> None:
     assert [e for e in errors if kind in e and '1.png' in e], errors
 
 
+def test_maps_that_a_user_s_transform_translates(labels: Path) -> None:
+    picture(0).save(labels / 'ann/1.png')
+    dataset = label_dataset(labels)
+    dataset['pipeline'].insert(2, dict(type='ColoursToLabels'))
+    head = dict(num_classes=3, ignore_index=0)
+    check_data(config(dataset, 'mmseg', model=dict(decode_head=head)))
+
+
 def test_no_images_for_the_suffix(labels: Path) -> None:
     cfg = config(label_dataset(labels, img_suffix='.tif'), 'mmseg')
     refused(lambda: check_data(cfg), '*.tif', 'img_suffix', kind=DataError)
@@ -265,6 +273,9 @@ def test_damaged_folders(folders: Path) -> None:
     for name in ('ash', 'elm', 'oak'):
         (folders / name).rmdir()
     refused(lambda: check_data(pretrain(folders)), 'has no folders', kind=DataError)
+    # The folder of a split that the class itself adds.
+    other = dict(type='ImageNet', data_root=str(folders), data_prefix='', split='val')
+    refused(lambda: check_data(pretrain(folders, **other)), 'is not a folder', kind=DataError)
 
 
 def test_folders_of_validation_must_be_those_of_training(folders: Path, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def check_paths(sets: Sequence[DatasetConfig], splits: Sequence[str] = SPLITS) -
         raise ValueError(f'splits={unknown}: choose from {", ".join(_KINDS)}')
     for data in sets:
         for key, path in data.paths.items() if data.split in splits else ():
-            if not os.path.exists(os.path.expanduser(path)):
+            if not os.path.exists(path):
                 raise MissingDataError(_missing(data, key, path))
 
 
@@ -100,7 +100,7 @@ def _missing(data: DatasetConfig, key: str, path: str) -> str:
     key = f'{data.key}.{key}'
     return (
         f'The {_KINDS[data.split]} data is missing: the {kind} {path!r} does not exist (expected '
-        f'at {os.path.abspath(os.path.expanduser(path))}, named by {key}); put or link it there'
+        f'at {os.path.abspath(path)}, named by {key}); put or link it there'
         f'{by_variable}, or point elsewhere with --cfg-options {key}=PATH'
     )
 
@@ -114,12 +114,12 @@ def other_annotations(sets: Sequence[DatasetConfig], splits: Sequence[str]) -> I
         datasets = [data for data in sets if data.split == split and not data.metric]
         if len(datasets) != 1 or datasets[0].toolbox != 'mmdet':
             continue
-        expected = os.path.expanduser(datasets[0].paths.get('ann_file', ''))
+        expected = datasets[0].paths.get('ann_file', '')
         for metric in sets:
             path = metric.paths.get('ann_file', '') if metric.metric else ''
             if metric.split != split or not expected or not path:
                 continue
-            if os.path.realpath(os.path.expanduser(path)) != os.path.realpath(expected):
+            if os.path.realpath(path) != os.path.realpath(expected):
                 yield (
                     f'{metric.key}.ann_file is {path!r}, and {datasets[0].key} reads {expected!r}: '
                     'predictions are compared with the annotations of other images; set '
@@ -149,9 +149,9 @@ def _findings(
             continue
         findings = Findings(data.key)
         try:
-            # Without its pipeline, and not loaded yet.
-            config = dict(data.config, pipeline=[], lazy_init=True, _scope_=data.scope)
-            dataset = DATASETS.build(config)
+            # Without its pipeline, which a user's class may set itself, and not loaded yet.
+            config = {**data.config, 'lazy_init': True, '_scope_': data.scope}
+            dataset = DATASETS.build(config | ({'pipeline': []} if 'pipeline' in config else {}))
         except Exception as error:
             # A toolbox may raise any type of error for its own arguments.
             text = f'{data.config["type"]} cannot be built: {type(error).__name__}: {error}'

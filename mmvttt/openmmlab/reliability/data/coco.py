@@ -62,6 +62,9 @@ def check_coco(
 
     A `training` file without boxes is an error.
     """
+    if not os.path.isfile(path):
+        findings.error(f'ann_file {path!r} is not a file: set it to the JSON of the annotations')
+        return
     if not scope.thorough and os.path.getsize(path) > LARGEST:
         return
     content = _read(path, findings, training)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 from mmengine.config import Config
@@ -98,7 +99,7 @@ class DatasetConfig:
         if isinstance(kind, str):
             with DATASETS.switch_scope_and_registry(self.scope) as registry:
                 kind = registry.get(kind)
-        if not isinstance(kind, type):
+        if not isinstance(kind, type) or not _is_lazy(kind):
             return None
         for base in kind.__mro__:
             toolbox = base.__module__.partition('.')[0]
@@ -124,17 +125,25 @@ class DatasetConfig:
         """The path at each key of what it reads, the root first; empty if `remote`."""
         if self.remote:
             return {}
+        # Nothing else expands ~, and mmpretrain does not in the root.
+        expand = os.path.expanduser if self.scope == 'mmpretrain' else str
         root = self.config.get('data_root') or ''
         paths = {'data_root': root} if root else {}
         annotations = self.config.get('ann_file') or ''
         if isinstance(annotations, str) and annotations:
-            paths['ann_file'] = os.path.join(root, annotations)
+            paths['ann_file'] = os.path.join(root, expand(annotations))
         prefixes = self.config.get('data_prefix') or {}
         for name, prefix in ({'': prefixes} if isinstance(prefixes, str) else prefixes).items():
             if prefix and (name != 'seg' or self.reads_label_maps):
                 key = f'data_prefix.{name}' if name else 'data_prefix'
-                paths[key] = os.path.join(root, prefix)
+                paths[key] = os.path.join(root, expand(prefix))
         return paths
+
+
+def _is_lazy(kind: type) -> bool:
+    """Whether a data set can be built without being loaded."""
+    parameters = signature(kind).parameters.values()
+    return any(p.name == 'lazy_init' or p.kind == p.VAR_KEYWORD for p in parameters)
 
 
 def datasets_of(cfg: Mapping | Config) -> list[DatasetConfig]:

@@ -18,6 +18,9 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
     The data set is not loaded yet; `num_classes` are the head's.
     """
     root, listed = dataset.img_prefix, dataset.ann_file
+    if not listed and not os.path.isdir(root):
+        findings.error(f'{root!r} is not a folder: correct data_root, data_prefix or split')
+        return
     if dataset.with_label and not listed:
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
         findings.classes = tuple(names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -39,7 +40,10 @@ def check_labels(
     samples = dataset.load_data_list()
     folder = dataset.data_prefix.get('img_path')
     if not dataset.ann_file:
-        check_unread(folder, (dataset.img_suffix,), findings, scope)
+        # Both may lie in one folder.
+        suffixes = dataset.img_suffix, dataset.seg_map_suffix
+        beside = folder == dataset.data_prefix.get('seg_map_path')
+        check_unread(folder, suffixes if beside else suffixes[:1], findings, scope)
     if not samples:
         findings.error(
             f'there is no image *{dataset.img_suffix} in {folder}: correct img_suffix or '
@@ -52,8 +56,10 @@ def check_labels(
     maps = maps if scope.thorough else spread(maps, _QUICK)
     sizes: list[tuple[int, int] | None] = []
     seen: set[int] = set()
-    limit = _IGNORED if num_classes is None else num_classes
-    for path, (problem, size, numbers) in zip(maps, decoded(_read_map, maps, scope), strict=True):
+    # Without it no number is read.
+    limit = num_classes or 0
+    read = decoded(partial(_read_map, bool(limit)), maps, scope)
+    for path, (problem, size, numbers) in zip(maps, read, strict=True):
         sizes.append(size)
         labels = {_label(n, dataset) for n in numbers}
         seen |= labels
@@ -64,18 +70,18 @@ def check_labels(
             findings.warn('label maps that are too large to be checked', path)
         elif wrong:
             findings.error(
-                f'label maps with numbers outside the {num_classes} classes '
+                f'label maps with numbers outside the {limit} classes '
                 f'(0 to {limit - 1}, and {_IGNORED} for none)',
                 f'{path} ({", ".join(map(str, wrong[:6]))})',
             )
     void = seen & set(ignored)
-    if len(seen - void) < 2 <= len(names) and void and num_classes is not None:
+    if len(seen - void) < 2 <= len(names) and void:
         (findings.error if scope.thorough else findings.warn)(
             f'the label maps hold only {_listed(seen - void)} and {_listed(void)}, and '
             f'{_listed(void)} means "no class", which is not learned: masks of 0 and 255 '
             'need 1 instead of 255'
         )
-    if maps and scope.thorough and num_classes is not None:
+    if maps and scope.thorough and limit:
         for number, name in enumerate(names):
             if number not in seen:
                 findings.warn('classes without a pixel', f'{name!r} ({number})')
@@ -83,13 +89,13 @@ def check_labels(
     check_images(zip_longest([s['img_path'] for s in samples], sizes), findings, scope)
 
 
-def _read_map(path: str) -> tuple[str | None, tuple[int, int] | None, list[int]]:
-    """Kind of problem or None, (height, width), and the labels in a label map."""
+def _read_map(thorough: bool, path: str) -> tuple[str | None, tuple[int, int] | None, list[int]]:
+    """Kind of problem or None, (height, width), and if thorough, the labels in a label map."""
     facts = read_image(path)
     if facts.problem:
         return facts.problem.replace('images', 'label maps'), None, []
-    if facts.size is None:
-        return None, None, []
+    if facts.size is None or not thorough:
+        return None, facts.size, []
     with Image.open(path, formats=FORMATS) as image:
         pixels = np.asarray(image).squeeze()
     if pixels.ndim != 2:
