@@ -45,6 +45,23 @@ def test_a_dict_in_the_place_of_a_name_is_a_sentence(tmp_path: Path) -> None:
     child.write_text(base + 'depth = len(3)\n')
     with pytest.raises(TypeError, match='has no len'):
         load_config(child)
+    child.write_text('model = [dict()]\n')
+    with pytest.raises(UsageError, match='Index 1 exceeds the length'):
+        load_config(child, cfg_options={'model.1.depth': 2})
+
+
+def test_bases_and_imports_that_are_missing(tmp_path: Path) -> None:
+    child = tmp_path / 'child.py'
+    child.write_text(
+        'from mmengine.config import read_base\nwith read_base():\n    from .nowhere import *\n'
+    )
+    with pytest.raises(UsageError, match=r"child\.py' cannot be read: .*nowhere\.py not found"):
+        load_config(child)
+    pytest.importorskip('mmdet')
+    # A user's own module is no base from mmdet.
+    child.write_text("custom_imports = dict(imports=['my_mmdet_models'])\n")
+    with pytest.raises(ImportError, match='my_mmdet_models'):
+        load_config(child)
 
 
 CLASSES = """

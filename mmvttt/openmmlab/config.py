@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
+from mmengine.config.utils import ConfigParsingError
 
 from ..distributions import missing, overlaid
 from ..errors import UsageError, suggest
@@ -72,17 +73,17 @@ def load_config(
         cfg.merge_from_dict(cfg_options or {})
     except UsageError:
         raise
-    except (SyntaxError, OSError, ValueError) as error:
+    except (SyntaxError, OSError, ValueError, ConfigParsingError) as error:
         raise UsageError(f"the config '{config}' cannot be read: {error}") from error
     except (KeyError, TypeError) as error:
         # mmengine's own errors of merging; others are of the config's own code.
-        if not any(words in str(error) for words in ('Duplicate key', '_delete_')):
+        if not any(w in str(error) for w in ('Duplicate key', '_delete_', 'exceeds the length')):
             raise
         raise UsageError(f"the config '{config}' cannot be merged: {error.args[0]}") from error
     except ImportError as error:
         # A base from a missing toolbox; mmengine names its distribution.
-        toolbox = next((s for s, name in _TOOLBOXES.items() if name in str(error)), None)
-        if toolbox is None:
+        bases = (s for s, name in _TOOLBOXES.items() if name in str(error) and not find_spec(s))
+        if (toolbox := next(bases, None)) is None:
             raise
         raise UsageError(f"the config '{config}' needs a base: {missing(toolbox)}") from error
     if absent := [key for key in needed if cfg.get(key) is None]:
