@@ -19,6 +19,18 @@ from mmvttt.openmmlab.registry import resolve_type
 WITHOUT = ('digits', 'dit', 'sd35', 'distil')
 
 
+def test_wrapped_sets_and_several_metrics() -> None:
+    cfg = load_config('maskrcnn_vittt_t_1x')
+    cfg.test_evaluator = [dict(type='DumpResults'), cfg.test_evaluator]
+    cfg.test_dataloader.dataset = dict(type='ConcatDataset', datasets=[cfg.test_dataloader.dataset])
+    with pytest.raises(UsageError, match=r'test_evaluator\.1\.metric=bbox'):
+        enable_tta(cfg)
+    cfg.test_evaluator[1].metric = 'bbox'
+    enable_tta(cfg)
+    assert 'pipeline' not in cfg.test_dataloader.dataset
+    assert cfg.test_dataloader.dataset.datasets[0].pipeline == cfg.tta_pipeline
+
+
 @pytest.mark.parametrize('name', [n for n in config_names() if not any(w in n for w in WITHOUT)])
 def test_every_recipe_merges_versions_of_an_image(name: str) -> None:
     cfg = load_config(name)

@@ -16,6 +16,7 @@ from ..config import load_config
 from ..engine.amp import autocast_backbone
 from ..registry import type_name
 from ..reliability.data.annotations import check_data
+from ..reliability.data.dataset_config import datasets_of
 from ..reliability.fit import require_weights
 from ..unwrap import bare_model
 from .file_inference import run_file
@@ -104,14 +105,15 @@ def enable_tta(cfg: Config) -> None:
             "dict(type='mmvttt.BoxTTAModel', …) and tta_pipeline = […, dict(type='TestTimeAug', "
             '…)]; add them, or leave --tta out'
         )
-    evaluator = cfg.get('test_evaluator') or {}
-    measured = evaluator.get('metric') if isinstance(evaluator, dict) else None
-    if cfg.get('default_scope') == 'mmdet' and 'segm' in (measured or ()):
-        raise UsageError(
-            '--tta merges boxes and no masks; measure only boxes, with --cfg-options '
-            'test_evaluator.metric=bbox'
-        )
-    cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+    for data in datasets_of(cfg):
+        config: Any = data.config
+        if data.split == 'test' and not data.metric:
+            config['pipeline'] = cfg.tta_pipeline
+        elif data.split == 'test' and 'segm' in (config.get('metric') or ()):
+            raise UsageError(
+                '--tta merges boxes and no masks; measure only boxes, with --cfg-options '
+                f'{data.key}.metric=bbox'
+            )
     if cfg.get('data_preprocessor') is not None:
         cfg.model.setdefault('data_preprocessor', cfg.pop('data_preprocessor'))
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
@@ -119,7 +121,7 @@ def enable_tta(cfg: Config) -> None:
 
 def show_predictions(cfg: Config, folder: str) -> None:
     """Makes the toolbox's VisualizationHook draw every test image's prediction into a folder."""
-    hook = cfg.get('default_hooks', {}).get('visualization')
+    hook = (cfg.get('default_hooks') or {}).get('visualization')
     if hook is None:
         raise UsageError(
             '--show-dir needs default_hooks.visualization, which the config lacks; add the '
