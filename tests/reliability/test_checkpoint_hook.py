@@ -94,6 +94,11 @@ def test_the_old_checkpoint_goes_after_the_new_one_has_come(
     assert names('a') == {'epoch_2.pth'}
     run('train', config='noisy', work_dir='a', resume='auto', cfg_options=keep)
     assert names('a') == {'epoch_3.pth'}
+    keep.update(
+        {'train_cfg.max_epochs': 2, 'default_hooks.checkpoint.filename_tmpl': 'm{:03d}.pth'}
+    )
+    run('train', config='noisy', work_dir='b', cfg_options=keep)
+    assert names('b') == {'m002.pth'}
 
 
 def test_workers_are_deaf_from_their_first_moment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,7 @@ class Rotation:
             self.hub.update_info(_KEPT, steps[-self.keep :])
 
     def _is_ours(self, name: str) -> bool:
-        before, _, after = self.template.partition('{}')
-        regular = re.compile(rf'{re.escape(before)}\d+{re.escape(after)}')
-        return bool(_OURS.fullmatch(name) or regular.fullmatch(name))
+        # The number may have a format, as in 'epoch_{:03d}.pth'.
+        parts = re.split(r'{[^}]*}', self.template)
+        regular = r'\d+'.join(map(re.escape, parts))
+        return bool(_OURS.fullmatch(name) or re.fullmatch(regular, name))
