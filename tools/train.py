@@ -25,7 +25,7 @@ def main() -> None:
     add('--compile', action=argparse.BooleanOptionalAction, help=help)
     help = "scale the learning rate by the real batch over the config's base_batch_size"
     add('--auto-scale-lr', action='store_true', help=help)
-    add('--seed', type=int, help='seed of all random numbers')
+    add('--seed', type=cli.not_negative, help='seed of all random numbers')
     add('--deterministic', action='store_true', help='choose deterministic algorithms')
     help = (
         'train the config as it is, without exact resume, checkpoints that survive a kill, and the '

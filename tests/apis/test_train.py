@@ -103,6 +103,9 @@ def test_what_a_config_has_stays_with_a_warning(monkeypatch: pytest.MonkeyPatch)
     add_protection(cfg)
     assert cfg.default_hooks.checkpoint.type == 'mmvttt.CheckpointHook'
     assert cfg.train_cfg.type == 'mmvttt.ExactEpochLoop'
+    cfg.default_hooks = None
+    add_protection(cfg)
+    assert cfg.default_hooks.checkpoint.type == 'mmvttt.CheckpointHook'
     cfg.default_hooks.checkpoint = None
     add_protection(cfg)
     assert sum('default_hooks' in text for text in messages) == 1
@@ -112,6 +115,8 @@ def test_auto_scale_lr(run: Callable) -> None:
     runner = run('train', auto_scale_lr=True, cfg_options={'train_cfg.max_epochs': 1})
     # A batch of 4 where 8 are meant: half the rate.
     assert runner.optim_wrapper.param_groups[0]['initial_lr'] == 0.025
+    with pytest.raises(UsageError, match=r'--auto-scale-lr needs auto_scale_lr\.base_batch_size'):
+        run('train', auto_scale_lr=True, cfg_options={'auto_scale_lr': None})
 
 
 def test_weights_of_another_model_are_an_error(run: Callable) -> None:

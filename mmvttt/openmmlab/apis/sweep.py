@@ -147,7 +147,7 @@ def _set_length(cfg: Config, steps: int) -> None:
     for schedule in schedules if isinstance(schedules, list) else [schedules]:
         for name in set(_TIMES) & set(schedule):
             schedule[name] = _scaled(schedule[name], part)
-    checkpoint = cfg.get('default_hooks', {}).get('checkpoint')
+    checkpoint = (cfg.get('default_hooks') or {}).get('checkpoint')
     if checkpoint is not None:
         checkpoint.interval = max(1, length // 4)
         checkpoint.max_keep_ckpts = 1

@@ -123,7 +123,12 @@ def train(
     if amp:
         enable_amp(cfg)
     if auto_scale_lr:
-        cfg.merge_from_dict({'auto_scale_lr.enable': True})
+        if 'base_batch_size' not in (cfg.get('auto_scale_lr') or {}):
+            raise UsageError(
+                '--auto-scale-lr needs auto_scale_lr.base_batch_size, the number of images a step '
+                'that the learning rate is for: set it in the config'
+            )
+        cfg.auto_scale_lr.enable = True
     choose_compile(cfg, compile)
     if seed is not None:
         cfg.merge_from_dict({'randomness.seed': seed})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmengine import hooks
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.logging import print_log
 from mmengine.runner import Runner
@@ -98,8 +98,10 @@ def add_protection(cfg: Config) -> None:
     The config's own hooks stay; a warning names what is lost by one.
     """
     scope = cfg.get('default_scope')
-    default_hooks = cfg.setdefault('default_hooks', ConfigDict())
-    hook = default_hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
+    cfg.default_hooks = cfg.get('default_hooks') or {}
+    cfg.default_hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
+    # Not what `setdefault` returns, which is a copy.
+    hook = cfg.default_hooks.checkpoint
     kind = None if hook is None else hook_class(hook, scope)
     if kind is hooks.CheckpointHook and isinstance(hook, dict):
         hook['type'] = 'mmvttt.CheckpointHook'
