@@ -31,7 +31,7 @@ def main() -> None:
     cli.add_cfg_options(parser)
     args = parser.parse_intermixed_args()
     images, checkpoint = args.images, None
-    if not (mimetypes.guess_type(images[0])[0] or '').startswith('image/'):
+    if not (mimetypes.guess_type(images[0], strict=False)[0] or '').startswith('image/'):
         checkpoint, *images = images
     if not images:
         parser.error('give images after the checkpoint')

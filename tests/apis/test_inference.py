@@ -106,7 +106,7 @@ def test_a_classifier_names_the_five_likeliest(
 
 
 def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
-    image: Path, detector: tuple, tmp_path: Path
+    image: Path, detector: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predictor = mmvttt.load(*detector, device='cpu')
     prediction = predictor.predict(image, score_thr=0.05)
@@ -123,6 +123,10 @@ def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
     assert first.scores.shape == first.labels.shape == (count,)
     assert first.masks.shape == (count, 48, 64)
     assert first.masks.dtype == bool
+    # A preprocessor beside the model, as mmengine's Runner takes it.
+    beside = Config.fromfile(detector[0])
+    beside.data_preprocessor = beside.model.pop('data_preprocessor')
+    others.append(open_model(beside, detector[1]).predict(image, 0.05))
     for other in others:
         np.testing.assert_allclose(other.boxes, first.boxes, atol=1e-3)
     # One that is grey, and upright only by its EXIF.
@@ -136,10 +140,15 @@ def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
         (np.zeros((4, 4, 3)), r'float64 \(4, 4, 3\): give uint8'),
         (np.zeros((4, 4, 4), np.uint8), r'uint8 \(4, 4, 4\)'),
         (7, 'an image is a int: give'),
+        (Image.fromarray(np.zeros((4, 4), np.uint16)), r'uint16 \(4, 4, 3\)'),
         ('nowhere.jpg', "no image 'nowhere.jpg'"),
     ):
         with pytest.raises(UsageError, match=message):
             predictor.predict(wrong)
+    # As OpenCV does with a TIFF of floating-point numbers.
+    monkeypatch.setattr('mmcv.imread', lambda _: None)
+    with pytest.raises(UsageError, match=r'OpenCV cannot read .*0\.jpg'):
+        predictor.predict(image)
 
 
 def test_a_model_without_weights_asks_for_them() -> None:

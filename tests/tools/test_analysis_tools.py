@@ -1,5 +1,6 @@
 """The command lines of the tools that look at models: help with an example, and one real call."""
 
+import mimetypes
 import re
 from pathlib import Path
 from typing import Any
@@ -62,3 +63,9 @@ def test_image_demo(tools: Any, tmp_path: Path) -> None:
     out = tools('image_demo.py', *demo)
     assert re.search(r'photo\.png: [a-z]+ 0\.\d+; [a-z]+ 0\.\d+; .* → .*photo\.png', out)
     assert (tmp_path / 'out' / 'photo.png').is_file()
+
+
+def test_image_demo_knows_webp(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no file of the system lists it, Python before 3.13 has it among the common types."""
+    monkeypatch.setattr(mimetypes, '_db', mimetypes.MimeTypes())
+    assert "no image 'nowhere.webp'" in tools.error('image_demo.py', 'pedestrians', 'nowhere.webp')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,6 +119,10 @@ def open_model(
         )
     # Toolboxes log it.
     source = without_password(os.fspath(checkpoint))
+    # The inferencers of mmdet and mmseg leave out one beside the model.
+    if (preprocessor := config.get('data_preprocessor')) is not None:
+        config = copy.deepcopy(config)
+        config.model.setdefault('data_preprocessor', preprocessor)
     # The errors of the toolboxes for another file do not name it.
     content = read_content(source)
     weights = named_tensors(content, source)
@@ -244,9 +249,14 @@ def _pixels(image: Photo) -> np.ndarray:
     """An image as pixels `(H, W, 3)`, uint8, BGR."""
     if isinstance(image, str | os.PathLike):
         require_image(image)
-        return mmcv.imread(os.fspath(image))
+        pixels = mmcv.imread(os.fspath(image))
+        if pixels is None:
+            raise UsageError(f'OpenCV cannot read {os.fspath(image)!r}: write it as an 8-bit PNG')
+        return pixels
     if isinstance(image, Image.Image):
-        image = np.asarray(ImageOps.exif_transpose(image).convert('RGB'))
+        image = ImageOps.exif_transpose(image)
+        # Pillow would cut 16-bit and floating-point pixels off at 255.
+        image = np.asarray(image if image.mode[0] in 'IF' else image.convert('RGB'))
     if not isinstance(image, np.ndarray):
         raise UsageError(
             f"an image is a {type(image).__name__}: give a file's name, an image of Pillow, or "
