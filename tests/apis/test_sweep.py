@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from mmengine.config import Config
 
-from mmvttt.errors import UsageError
+from mmvttt.errors import MissingDataError, UsageError
 from mmvttt.openmmlab.apis.sweep import table_of, variants_of, write_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,11 +61,16 @@ def test_the_length_is_set_with_the_schedules(tmp_path: Path) -> None:
 def test_whole_epochs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(TRAININGS))
     # 16 samples in batches of 4: 20 steps are 5 epochs, 2.5 times as many as the config's.
-    path = write_config(TINY, {'optim_wrapper.optimizer.lr': 0.1}, 20, tmp_path)
+    options = {'optim_wrapper.optimizer.lr': 0.1, 'train_cfg.val_begin': 9}
+    path = write_config(TINY, options, 20, tmp_path)
     cfg = Config.fromfile(path)
     assert cfg.train_cfg.max_epochs == cfg.train_cfg.val_interval == 5
+    assert 'val_begin' not in cfg.train_cfg
     assert cfg.param_scheduler.end == 20
     assert cfg.optim_wrapper.optimizer.lr == 0.1
+    pytest.importorskip('mmdet')
+    with pytest.raises(MissingDataError, match=r'train_dataloader\.dataset\.data_root'):
+        write_config('maskrcnn_vittt_demo', {}, 20, tmp_path / 'b')
 
 
 def test_a_value_that_does_not_exist_is_refused(tools: Any, tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from mmvttt.errors import UsageError
 
 from ..analysis.models import find_model
 from ..config import load_config
+from ..reliability.data.annotations import check_paths
+from ..reliability.data.dataset_config import datasets_of
 from .train import train
 
 # File in the folder of each finished training, with its last loss and metrics.
@@ -137,12 +139,14 @@ def _set_length(cfg: Config, steps: int) -> None:
     """Sets the length of the training, in whole epochs; schedules in proportion, one test."""
     loop, length, key = cfg.train_cfg, steps, 'max_iters'
     if loop.get('by_epoch') or 'max_epochs' in loop:
+        check_paths(datasets_of(cfg), ('train',))
         init_default_scope(cfg.get('default_scope') or 'mmengine')
         dataset = DATASETS.build(copy.deepcopy(cfg.train_dataloader.dataset))
         an_epoch = -(-len(dataset) // cfg.train_dataloader.get('batch_size', 1))
         length, key = max(1, round(steps / an_epoch)), 'max_epochs'
     part = length / loop[key]
     loop[key] = loop['val_interval'] = length
+    loop.pop('val_begin', None)
     schedules = cfg.get('param_scheduler') or []
     for schedule in schedules if isinstance(schedules, list) else [schedules]:
         for name in set(_TIMES) & set(schedule):
