@@ -229,6 +229,11 @@ def test_pictures_that_are_learned_and_measured(boxes: Path, labels: Path, tmp_p
         assert [w for w in report.warnings if words in w], report
         cfg.train_dataloader, cfg.test_dataloader = None, cfg.val_dataloader
         assert not [w for f in check_annotations(cfg, thorough=False) for w in f.warnings]
+    (tmp_path / 'link').symlink_to(boxes)
+    cfg = config(coco_dataset(boxes))
+    cfg.val_dataloader = dict(dataset=coco_dataset(tmp_path / 'link'))
+    _, report = check_annotations(cfg, ('train', 'val'), thorough=False)
+    assert '4 of 4 pictures' in report.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from .findings import Findings, Scope
-from .images import check_images, spread
+from .images import check_images, real_paths, spread
 
 # A larger file is not parsed before a training: 50 MB take a second, COCO's train2017 ten.
 LARGEST = 50 * 2**20
@@ -104,7 +104,7 @@ def check_coco(
             if image['id'] not in learned:
                 findings.warn('images without a box', image['file_name'])
     files = [(os.path.join(image_folder, i['file_name']), sizes[i['id']]) for i in images]
-    findings.files = {os.path.realpath(file) for file, _ in files}
+    findings.files = real_paths((file for file, _ in files), scope)
     check_images(files, findings, scope)
 
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from .findings import Findings, Scope
-from .images import check_images, check_unread
+from .images import check_images, check_unread, real_paths
 
 # Names of folders that are parts of the data rather than classes.
 _PARTS = ('train', 'val', 'valid', 'validation', 'test', 'training', 'testing', 'images', 'labels')
@@ -56,7 +56,7 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
     if listed and classes:
         findings.classes = classes
     findings.summary = f'{len(samples)} images in {listed or root}'
-    findings.files = {os.path.realpath(sample['img_path']) for sample in samples}
+    findings.files = real_paths((sample['img_path'] for sample in samples), scope)
     for sample in samples:
         label = sample.get('gt_label')
         if num_classes is not None and label is not None and label not in range(num_classes):

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,14 @@ def check_unread(
                 f'{" or ".join(suffixes)}',
                 path,
             )
+
+
+def real_paths(paths: Iterable[str], scope: Scope) -> set[str]:
+    """The files behind paths; if not thorough, only links of folders are followed, in seconds."""
+    if scope.thorough:
+        return set(map(os.path.realpath, paths))
+    real_folder = cache(os.path.realpath)
+    return {os.path.join(real_folder(os.path.dirname(p)), os.path.basename(p)) for p in paths}
 
 
 def decoded(read: Callable[[str], Any], paths: list[str], scope: Scope) -> Iterator[Any]:

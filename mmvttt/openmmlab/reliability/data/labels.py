@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from functools import partial
 from itertools import zip_longest
@@ -12,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from .findings import Findings, Scope
-from .images import FORMATS, check_images, check_unread, decoded, read_image, spread
+from .images import FORMATS, check_images, check_unread, decoded, read_image, real_paths, spread
 
 # Maps decoded before a training: wrong labels are mostly wrong everywhere.
 _QUICK = 8
@@ -51,7 +50,7 @@ def check_labels(
         )
         return
     findings.summary = f'{len(samples)} images in {folder}'
-    findings.files = {os.path.realpath(sample['img_path']) for sample in samples}
+    findings.files = real_paths((sample['img_path'] for sample in samples), scope)
     maps = [sample['seg_map_path'] for sample in samples if sample.get('seg_map_path')]
     maps = maps if scope.thorough else spread(maps, _QUICK)
     sizes: list[tuple[int, int] | None] = []
