@@ -21,9 +21,14 @@ from mmvttt.models.layers.inner_models import INNER_MODELS as OWN_INNER_MODELS
 from mmvttt.models.layers.key_norms import KEY_NORMS as OWN_KEY_NORMS
 from mmvttt.models.layers.mixer import MIXERS
 
-from .registry import INNER_LOSSES, INNER_MODELS, KEY_NORMS, MODELS, WEIGHT_INITIALIZERS
-
-_INHERIT = 'mmvttt.InheritViT'
+from .registry import (
+    INNER_LOSSES,
+    INNER_MODELS,
+    KEY_NORMS,
+    MODELS,
+    WEIGHT_INITIALIZERS,
+    resolve_type,
+)
 
 
 class FromLibrary(BaseModule):
@@ -81,18 +86,20 @@ class FromLibrary(BaseModule):
                 f"init_cfg={configs!r}: give dict(type='Pretrained', checkpoint=…), another of "
                 "mmengine's initialisers, or a list of them."
             )
-        pretrained = [c for c in entries if c['type'] in ('Pretrained', PretrainedInit, _INHERIT)]
+        kinds = [resolve_type(c['type'], WEIGHT_INITIALIZERS, 'mmvttt') for c in entries]
+        loaders = {PretrainedInit: load_pretrained, InheritViT: load_inherited}
         first_time = not self.is_init
-        self.init_cfg = [c for c in entries if c not in pretrained]
+        self.init_cfg = [c for c, kind in zip(entries, kinds, strict=True) if kind not in loaders]
         try:
             super().init_weights()
         finally:
             self.init_cfg = configs
         if first_time:
-            for config in pretrained:
-                load = load_inherited if config['type'] == _INHERIT else load_pretrained
-                report = load(self, **{k: v for k, v in config.items() if k != 'type'})
-                self.preparation = report.preparation or self.preparation
+            for config, kind in zip(entries, kinds, strict=True):
+                if kind in loaders:
+                    options = {k: v for k, v in config.items() if k != 'type'}
+                    report = loaders[kind](self, **options)
+                    self.preparation = report.preparation or self.preparation
 
 
 def config_options(kind: type) -> list[str]:

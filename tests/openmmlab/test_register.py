@@ -13,6 +13,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS as ROOT
 from torch import nn
 
+from mmvttt.errors import CheckpointMismatchError
 from mmvttt.models.layers.mixer import MIXERS
 from mmvttt.openmmlab import register
 from mmvttt.openmmlab.registry import MODELS
@@ -132,3 +133,8 @@ def test_weights_are_loaded_once(tmp_path: Path) -> None:
     # A runner calls it again, on what is resumed or trained.
     model.init_weights()
     assert (model.norm.weight == 7).all()
+    # As a pure-Python config is dumped; by mmengine's own loading nothing would match in silence.
+    model.init_cfg = dict(init, type='mmengine.model.weight_init.PretrainedInit', prefix='no.')
+    model._is_init = False
+    with pytest.raises(CheckpointMismatchError, match=r'no\.'):
+        model.init_weights()
