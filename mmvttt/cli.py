@@ -83,6 +83,11 @@ class Options(argparse.Action):
             try:
                 items = ast.literal_eval(f'[{text}]')
             except (SyntaxError, ValueError):
+                if text.startswith(('[', '(', '{', 'dict(')):
+                    parser.error(
+                        f"{rest[0]} {key}={text}: write a Python literal, such as ['a', 'b'] or "
+                        "{'a': 1}, and the whole in quotes for the shell"
+                    )
                 words = {'true': True, 'false': False}
                 items = [words.get(item.lower(), item) for item in text.split(',')]
             pairs[key] = items if len(items) > 1 else items[0] if items else ''

@@ -37,6 +37,15 @@ def test_values_of_options(given: str, value: object) -> None:
     assert parser.parse_args(['--cfg-options', f'a.b={given}']).cfg_options == {'a.b': value}
 
 
+@pytest.mark.parametrize('given', ['[bbox,segm]', '(a,b)', '{a:1}', "dict(type='x')"])
+def test_values_that_are_no_literals(given: str, capsys: pytest.CaptureFixture) -> None:
+    parser = argparse.ArgumentParser()
+    add_cfg_options(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(['--cfg-options', f'a.b={given}'])
+    assert f'--cfg-options a.b={given}: write a Python literal' in capsys.readouterr().err
+
+
 def test_an_unknown_option_of_the_checkpoint_hook_is_a_sentence() -> None:
     with pytest.raises(TypeError, match=r'^CheckpointHook has no option intervall; allowed'):
         HOOKS.build(dict(type='mmvttt.CheckpointHook', intervall=3))
