@@ -37,7 +37,7 @@ setup: $(VENV)/.installed
 
 # mmdet, mmsegmentation and mmpretrain without a compiler: torchvision has mmcv's operators.
 $(VENV)/.installed: setup.py pyproject.toml mmvttt/version.py mmvttt.pth
-	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "mmvttt needs Python 3.10 or newer: make PYTHON=python3.12 …")'
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "mmvttt needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --upgrade pip uv
 	test -z "$(TORCH_INDEX)" || $(INSTALL) 'torch>=2.11,<2.16' torchvision --index-url '$(TORCH_INDEX)'

@@ -65,8 +65,8 @@ INSTALL = [
     # the ops run their definitions in PyTorch.
     'torch>=2.11,<2.16',
     'torchvision>=0.26,<0.30',
-    # 1.0.24 and older unpickle what create_model(checkpoint_path=…) reads.
-    'timm>=1.0.26,<1.1',
+    # Older models do not remember their options, which save_pretrained writes.
+    'timm>=1.0.31,<1.1',
     'numpy>=1.26,<2.6',
     'pillow>=10,<14',
     'safetensors>=0.4,<1',
@@ -117,7 +117,7 @@ EXTRAS = {
         'fvcore>=0.1.5.post20221221,<0.2',
         'build>=1.2,<2',
         # The interpreter that the kernels are tested in; torch's CPU builds do not bring it.
-        'triton>=3.6,<3.9; platform_system == "Linux"',
+        'triton>=3.6,<3.10; platform_system == "Linux"',
     ],
     'docs': ['mkdocs>=1.6,<1.7', 'mkdocstrings[python]>=1.0,<2', 'pygments'],
 }
@@ -135,8 +135,9 @@ setup(
     project_urls={'Source': REPOSITORY} if REPOSITORY else {},
     keywords='object detection, segmentation, test-time training, Triton, OpenMMLab',
     # Those that were installed and tried.
-    classifiers=[f'Programming Language :: Python :: 3.{minor}' for minor in (10, 11, 12, 13)],
-    python_requires='>=3.10',
+    classifiers=[f'Programming Language :: Python :: 3.{minor}' for minor in (11, 12, 13)],
+    # diffusers, the extra `gen`, has left Python 3.10.
+    python_requires='>=3.11',
     packages=packages,
     package_data={'mmvttt': ['py.typed', 'checkpoints/weights/*'], 'ttt_kernels': ['py.typed']},
     py_modules=['mmvttt_startup'],

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
@@ -146,7 +146,7 @@ def machine(device: torch.device | str) -> dict[str, Any]:
     return dict(
         device=device_name(torch.device(device)),
         threads=torch.get_num_threads(),
-        date=f'{datetime.now(timezone.utc):%Y-%m-%d}',
+        date=f'{datetime.now(UTC):%Y-%m-%d}',
         commit=_commit(),
         mmvttt=__version__,
         torch=torch.__version__,

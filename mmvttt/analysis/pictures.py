@@ -30,7 +30,7 @@ styled = mpl.rc_context(
         'axes.grid': False,
         'axes.spines.top': False,
         'axes.spines.right': False,
-        'axes.prop_cycle': mpl.cycler(color=LINES),
+        'axes.prop_cycle': mpl.cycler(color=LINES),  # type: ignore[attr-defined]
         'grid.alpha': 0.3,
         'legend.fontsize': 12,
         'legend.frameon': False,

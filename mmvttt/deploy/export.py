@@ -71,7 +71,7 @@ def export_module(
     program = _trace(module, image, fixed_size)
     if decompose or suffix != '.pt2':
         _log.info("decomposing into torch's own operators")
-        with fx_config.patch(backed_size_oblivious=True):
+        with fx_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
             resizings = _resizings() if suffix != '.pt2' else {}
             program = program.run_decompositions(decompositions() | resizings)
     notes = dict(notes or {})
@@ -120,7 +120,7 @@ def _trace(network: nn.Module, image: Tensor, fixed_size: bool) -> torch.export.
     dims = {} if len(image) == 1 else {0: free} if fixed_size else {0: free, 2: free, 3: free}
     try:
         # Otherwise torch's choice of a memory format excludes batches of one.
-        with torch.no_grad(), fx_config.patch(backed_size_oblivious=True):
+        with torch.no_grad(), fx_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
             return torch.export.export(network, (image,), dynamic_shapes=(dims,))
     except torch._dynamo.exc.UserError as error:
         if fixed_size:

@@ -173,10 +173,7 @@ class OpenVINOFile(ExportedFile):
 def digest_of_weights(path: str | os.PathLike[str]) -> str | None:
     """SHA-256 of the .bin beside an .xml."""
     weights = Path(path).with_suffix('.bin')
-    if not weights.is_file():
-        return None
-    with open(weights, 'rb') as file:
-        return hashlib.file_digest(file, 'sha256').hexdigest()
+    return hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else None
 
 
 def _xml_notes(path: str | os.PathLike[str]) -> dict[str, str]:

@@ -206,11 +206,12 @@ class DiT3(ModelMixin, ConfigMixin):
         Returns:
             `(B, out_channels, h, w)`.
         """
-        patch, (channels, height, width) = self.config.patch_size, hidden_states.shape[1:]
-        if channels != self.config.in_channels or height % patch or width % patch:
+        config: Any = self.config
+        patch, (channels, height, width) = config.patch_size, hidden_states.shape[1:]
+        if channels != config.in_channels or height % patch or width % patch:
             raise ValueError(
                 f'latents of shape {tuple(hidden_states.shape)}: DiT3 takes '
-                f'(B, {self.config.in_channels}, h, w) with sides that are multiples of {patch}.'
+                f'(B, {config.in_channels}, h, w) with sides that are multiples of {patch}.'
             )
         hw = height // patch, width // patch
         x = self.patch_embed(hidden_states).flatten(2).transpose(1, 2)

@@ -96,7 +96,7 @@ class InnerModel(nn.Module, ABC):
         It does if `call` is still the method of the class that defines `fused`, whatever is between
         the two in the method resolution order.
         """
-        owner = next(kind for kind in type(self).__mro__ if 'fused' in vars(kind))
+        owner: Any = next(kind for kind in type(self).__mro__ if 'fused' in vars(kind))
         return getattr(self.call, '__func__', None) is owner.call and self.fuses(step)
 
     def input_dims(self, name: str, dims: int) -> tuple[int, ...]:
