@@ -37,7 +37,7 @@ def milliseconds(op: Op, module: object, args: tuple, compiled: bool) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('model')
-    parser.add_argument('shape', nargs=3, type=int, metavar=('BATCH', 'HEIGHT', 'WIDTH'))
+    parser.add_argument('shape', nargs=3, type=int, help='batch, height and width')
     parser.add_argument('--out', default='op_times.csv')
     add_device(parser)
     args = parser.parse_args()
