@@ -22,7 +22,7 @@ from .distributions import missing, overlaid
 
 # Tested versions by import name. Others may work, so these are not required.
 _PACKAGES: dict[str, tuple[str, ...]] = {
-    'torch': ('2.11', '2.15'),
+    'torch': ('2.11', '2.14', '2.15'),
     'torchvision': (),
     'triton': (),
     'numba': (),
