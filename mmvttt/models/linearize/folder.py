@@ -46,8 +46,8 @@ def save_pretrained(
     Args:
         model: Made by `timm.create_model`, then linearized; or `TimmViT.to_timm()`.
         folder: Made if missing.
-        model_args: Options that the source was built with, for versions of timm that do not
-            remember them (1.0.30 and older).
+        model_args: Options of `timm.create_model` in the place of the model's, where JSON cannot
+            hold those (`norm_layer='rmsnorm'` for a class).
 
     Returns:
         The content of config.json.
@@ -76,7 +76,8 @@ def save_pretrained(
         if wrong:
             raise UsageError(
                 f'{source} with {written["model_args"]} has another shape of {wrong[0]} than the '
-                'model: give save_pretrained the options that timm.create_model was given.'
+                "model: change the model by timm's reset_classifier or set_input_size, or give "
+                'save_pretrained the options of timm.create_model that say the same.'
             )
     with replacing(Path(folder) / 'model.safetensors') as partial:
         save_file(weights, partial, {'format': 'pt'})
