@@ -65,7 +65,7 @@ INSTALL = [
     # the ops run their definitions in PyTorch.
     'torch>=2.11,<2.16',
     'torchvision>=0.26,<0.30',
-    # Older models do not remember their options, which save_pretrained writes.
+    # In older versions a model does not remember its options, which save_pretrained writes.
     'timm>=1.0.31,<1.1',
     'numpy>=1.26,<2.6',
     'pillow>=10,<14',
@@ -136,7 +136,7 @@ setup(
     keywords='object detection, segmentation, test-time training, Triton, OpenMMLab',
     # Those that were installed and tried.
     classifiers=[f'Programming Language :: Python :: 3.{minor}' for minor in (11, 12, 13)],
-    # diffusers, the extra `gen`, has left Python 3.10.
+    # diffusers (`gen`) needs 3.11.
     python_requires='>=3.11',
     packages=packages,
     package_data={'mmvttt': ['py.typed', 'checkpoints/weights/*'], 'ttt_kernels': ['py.typed']},
