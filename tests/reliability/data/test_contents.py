@@ -67,6 +67,18 @@ def test_other_contents(folder: Path, change: object, changed: tuple[bool, ...])
     assert tuple(a != b for a, b in zip(before, now, strict=True)) == changed
 
 
+def test_annotations_inside_of_wrappers_count(folder: Path) -> None:
+    digests = set()
+    for content in '[1, 2]', '[1, 3]':
+        (folder / 'a.json').write_text(content)
+        # Repeated, and joined with another.
+        joined, repeated = Set(folder), Set(folder)
+        joined.datasets, joined.ann_file = [repeated], None
+        repeated.dataset, repeated.ann_file = Set(folder), None
+        digests.add(dataset_digest(joined))
+    assert len(digests) == 2
+
+
 def test_labels_and_arrays_count(folder: Path) -> None:
     assert dataset_digest(Set(folder)) != dataset_digest(Set(folder, (1, 1, 1)))
     arrays = Set(folder)

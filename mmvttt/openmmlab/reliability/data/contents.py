@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,17 +34,25 @@ def dataset_digest(dataset: Any) -> str | None:
     data set does not describe its samples.
     """
     if not hasattr(dataset, 'get_data_info'):
-        # mmdet's MultiImageMixDataset, say.
         inner = getattr(dataset, 'dataset', None)
         return None if inner is None else dataset_digest(inner)
     digest = hashlib.sha256()
     for index in spread(list(range(len(dataset))), _OPENED):
         _add(digest, dataset.get_data_info(index))
-    for part in getattr(dataset, 'datasets', [dataset]):
-        annotations = getattr(part, 'ann_file', None)
-        if isinstance(annotations, str) and os.path.isfile(annotations):
-            digest.update(file_digest(annotations).encode())
+    for path in _annotation_files(dataset):
+        if isinstance(path, str) and os.path.isfile(path):
+            digest.update(file_digest(path).encode())
     return digest.hexdigest()[:16]
+
+
+def _annotation_files(dataset: Any) -> Iterator[Any]:
+    """The annotation file, or None, of each data set inside of wrappers."""
+    inner = getattr(dataset, 'datasets', None) or getattr(dataset, 'dataset', None)
+    for part in inner if isinstance(inner, list) else [inner]:
+        if part is None:
+            yield getattr(dataset, 'ann_file', None)
+        else:
+            yield from _annotation_files(part)
 
 
 def _add(digest: Any, value: Any, key: str = '') -> None:
