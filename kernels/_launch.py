@@ -58,9 +58,16 @@ def launcher(kernel: Any, grid: tuple[int, ...], **constants: Any) -> Callable[.
     return functools.partial(kernel.run, grid=grid, warmup=False, **constants)
 
 
-def dense(x: Tensor) -> Tensor:
-    """`x`, copied if its last dimension is not contiguous, as in an expanded gradient."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+def dense(*tensors: Tensor) -> tuple[tuple[Tensor, ...], tuple[tuple[int, ...], ...]]:
+    """The tensors and their strides.
+
+    Copies those whose last dimension is not contiguous, such as an expanded gradient.
+    """
+    strides = tuple([x.stride() for x in tensors])
+    if any(stride[-1] != 1 for stride in strides):
+        tensors = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
+        strides = tuple(x.stride() for x in tensors)
+    return tensors, strides
 
 
 def forget_plans() -> None:

@@ -164,7 +164,7 @@ class Op:
             if kind is Tensor or kind is Parameter:
                 if x.is_neg():
                     return None
-                key.append((x.dtype, x.shape, x.stride(), x.device))
+                key += x.dtype, x.shape, x.stride(), x.device
             elif isinstance(x, Tensor):
                 return None
             else:
@@ -249,10 +249,12 @@ class Op:
 
     def run_backward(
         self, implementation: ModuleType, grads: Grads, args: Args, kept: Grads, needs: Args
-    ) -> list[Tensor | None]:
+    ) -> Grads:
         """Gradients of the tensors by an implementation; None for those that are not needed."""
         with _without_autocast(args[0]) if implementation is self.reference else _NOTHING:
             out = self.backward(implementation, grads, args, kept, needs)
+        if False not in needs:
+            return out
         return [g if need else None for g, need in zip(out, needs, strict=True)]
 
     # ------------------------------------------------------------------------------- gradients
@@ -272,7 +274,8 @@ class Op:
     ) -> Grads:
         """Gradients of the tensors; `needs` says which."""
         grads = grads[: self.results]
-        if all(g is None for g in grads):  # from a function that has no gradient for its input
+        # From a function that has no gradient for its input.
+        if grads[0] is None and all(g is None for g in grads):
             return (None,) * len(needs)
         # Under checkpointing the saved tensors can be unpacked only once.
         saved, count = ctx.saved_tensors, len(needs)
@@ -295,7 +298,7 @@ class Op:
         """The function of eager calls; profilers show its name."""
 
         def forward(ctx: Any, plan: Plan, grad: bool, *tensors: Tensor | None) -> Any:
-            keep = grad and any(ctx.needs_input_grad)
+            keep = grad and True in ctx.needs_input_grad
             args = self.in_order((*tensors, *plan.options))
             out = self.run(plan.implementation, args, keep)
             if keep:

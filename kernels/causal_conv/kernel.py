@@ -193,37 +193,34 @@ def unsupported_reason(x: Tensor, weight: Tensor) -> str | None:
 
 @_launch.plan
 def _planned(
-    name: str,
-    shape: tuple[int, ...],
-    taps: int,
-    both: bool,
-    ways: str,
-    **strides: tuple[int, ...],
+    shape: tuple[int, ...], taps: int, both: bool, ways: str, *strides: tuple[int, ...]
 ) -> tuple[int, Callable[..., Any]]:
-    """Splits of each sum, and the launch of a kernel over tokens of some strides."""
+    """Splits of each sum, and a launch; strides of x, or of dy, dz and x for the backward pass."""
+    *grads, x = strides
     batch, tokens, scans, channels = shape
-    options = config(name, channels)
+    options = config('backward' if grads else 'forward', channels)
     blocks = _launch.cdiv(channels, options['CHANNELS'])
     options |= {'T': tokens, 'R': scans, 'C': channels, 'TAPS': taps, 'BOTH': both}
     options['reverse_mask'] = _launch.reverse_mask(ways)
-    if name == 'forward':
+    options |= _launch.token_strides(**dict(zip(('dy', 'dz'), grads, strict=False)), x=x)
+    if not grads:
         kernel, splits = _forward, _launch.cdiv(tokens, options['ROWS'])
     else:
         kernel = _backward
         splits, span = _launch.split(tokens, batch * scans * blocks, options['ROWS'])
         options |= {'splits': splits, 'span': span}
-    grid, strides = (batch * scans * splits, blocks), _launch.token_strides(**strides)
-    return splits, _launch.launcher(kernel, grid, **options, **strides)
+    return splits, _launch.launcher(kernel, (batch * scans * splits, blocks), **options)
 
 
 def forward(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple[Tensor, Tensor]:
     """Computes `reference.forward`."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     z = x.new_empty(0) if other is None else torch.empty_like(y)
-    x, weight, both = _launch.dense(x), weight.contiguous(), other is not None
+    (x,), strides = _launch.dense(x)
+    weight, both = weight.contiguous(), other is not None
     # A missing tensor is a pointer that is not read.
     other = weight if other is None else other.contiguous()
-    _, launch = _planned('forward', x.shape, weight.shape[-1], both, ways, x=x.stride())
+    _, launch = _planned(x.shape, weight.shape[-1], both, ways, *strides)
     with _launch.on(x):
         launch(y=y, z=z, x=x, weight=weight, other=other)
     return y, z
@@ -236,11 +233,10 @@ def backward(
     batch, _, scans, channels = x.shape
     taps, both = weight.shape[-1], other is not None
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-    dy, x, weight = _launch.dense(dy), _launch.dense(x), weight.contiguous()
-    dz = dy if dz is None else _launch.dense(dz)
+    (dy, dz, x), strides = _launch.dense(dy, dy if dz is None else dz, x)
+    weight = weight.contiguous()
     other = weight if other is None else other.contiguous()
-    strides = {'dy': dy.stride(), 'dz': dz.stride(), 'x': x.stride()}
-    splits, launch = _planned('backward', x.shape, taps, both, ways, **strides)
+    splits, launch = _planned(x.shape, taps, both, ways, *strides)
     dweight = weight.new_empty((batch, scans, splits, taps, channels))
     dother = torch.empty_like(dweight) if both else weight.new_empty(0)
     with _launch.on(x):

@@ -243,18 +243,16 @@ unsupported_reason = _launch.unsupported_reason
 
 @_launch.plan
 def _planned(
-    shape: tuple[int, ...],
-    h: int,
-    w: int,
-    do: tuple[int, ...] | None,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    v: tuple[int, ...],
+    shape: tuple[int, ...], h: int, w: int, *strides: tuple[int, ...]
 ) -> tuple[int, Callable[..., Any], Callable[..., Any]]:
-    """Splits of each sum, and launches over k and v, and over q; backward ones with dO."""
+    """Splits of each sum, and launches over k and v, and over q.
+
+    The backward pass's if the strides of dO come first.
+    """
+    *do, q, k, v = strides
     grid, sizes = share(shape, h, w)
-    step, read = (_step, _read) if do is None else (_step_backward, _read_backward)
-    queries = {'q': q} if do is None else {'do': do, 'q': q}
+    step, read = (_step_backward, _read_backward) if do else (_step, _read)
+    queries = {'do': do[0], 'q': q} if do else {'q': q}
     step = _launch.launcher(step, grid, **sizes, **_launch.token_strides(k=k, v=v))
     return (
         sizes['splits'],
@@ -275,8 +273,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """O `(B, h·w, d)` and G before damping `(B, 9, d)`; arguments as the reference's."""
     batch, pixels, dim = q.shape
-    q, k, v = _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    splits, step, read = _planned(q.shape, h, w, None, q.stride(), k.stride(), v.stride())
+    (q, k, v), strides = _launch.dense(q, k, v)
+    splits, step, read = _planned(q.shape, h, w, *strides)
     g = w3.new_empty((batch, splits, 9, dim))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     factor, divisor = (-scale, pixels) if splits == 1 else (1.0, 1)
@@ -303,8 +301,7 @@ def backward(
     """dq, dk, dv `(B, h·w, d)`, dw3 `(d, 3, 3)`; arguments as the reference's."""
     batch, _, dim = q.shape
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    do, q, k, v = _launch.dense(do), _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    strides = do.stride(), q.stride(), k.stride(), v.stride()
+    (do, q, k, v), strides = _launch.dense(do, q, k, v)
     splits, step, read = _planned(q.shape, h, w, *strides)
     g = g.contiguous()
     dw = w3.new_empty((batch, splits, 9, dim))

@@ -384,19 +384,17 @@ def _planned(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
-    do: tuple[int, ...] | None,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    v: tuple[int, ...],
+    *strides: tuple[int, ...],
 ) -> tuple[_launch.Pass, _launch.Pass]:
-    """Passes over k and v, and over q, for tokens of these strides; backward passes with dO."""
+    """Passes over k and v, and over q; backward passes if the strides of dO come first."""
+    *do, q, k, v = strides
     gpu = _launch.gpu(_NAME, dtype, device)
     options = functools.partial(config, dtype=dtype, dim=shape[-1], gpu=gpu)
-    if do is None:
+    if not do:
         step = _launch.over_heads(_step, shape, options('step'), k=k, v=v)
         return step, _launch.over_heads(_read, shape, options('read'), q=q)
     step = _launch.over_heads(_step_backward, shape, options('step_backward'), k=k, v=v)
-    return step, _launch.over_heads(_read_backward, shape, options('read_backward'), do=do, q=q)
+    return step, _launch.over_heads(_read_backward, shape, options('read_backward'), do=do[0], q=q)
 
 
 @_launch.plan
@@ -426,19 +424,18 @@ def forward(
         (o,), (g,) = _launch.unpad(o, width=dim), _launch.unpad(_apart(g), width=dim, axes=2)
         return o, _beside(g)
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous()}
-    q, k, v = _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    strides = None, q.stride(), k.stride(), v.stride()
+    (q, k, v), strides = _launch.dense(q, k, v)
     step, read = _planned(q.shape, q.dtype, q.device, *strides)
-    splits = step.splits
-    g = w1.new_empty((step.sums, splits, dim, 2 * dim))
+    splits, shape = step.splits, (batch, heads, dim, 2 * dim)
+    g = w1.new_empty(shape if splits == 1 else (step.sums, splits, *shape[2:]))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     factor, divisor = (-scale, tokens) if splits == 1 else (1.0, 1)
     with _launch.on(q):
         step.launch(k=k, v=v, **weights, g=g, factor=factor, divisor=divisor)
         if splits > 1:
-            g = _launch.add_up(g, -scale, tokens)
+            g = _launch.add_up(g, -scale, tokens).view(shape)
         read.launch(q=q, **weights, g=g, o=o, DAMPING=damping)
-    return o, g.view(batch, heads, dim, 2 * dim)
+    return o, g
 
 
 def backward(
@@ -460,19 +457,17 @@ def backward(
         dq, dk, dv, *dw = backward(do, q, k, v, w1, w2, _beside(g), scale, damping)
         return *_launch.unpad(dq, dk, dv, width=dim), *_launch.unpad(*dw, width=dim, axes=2)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    do, q, k, v = _launch.dense(do), _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    strides = do.stride(), q.stride(), k.stride(), v.stride()
+    (do, q, k, v), strides = _launch.dense(do, q, k, v)
     # Both passes have the same blocks: the second adds to the partial sums of the first.
     step, read = _planned(q.shape, q.dtype, q.device, *strides)
     sums, splits, _ = read
-    dw = w1.new_empty((sums, splits, dim, 2 * dim))
+    dw = w1.new_empty((batch, heads, splits, dim, 2, dim))
     steps = {'j': q.new_empty((sums, 2, dim, dim)), 'peak': dw.new_empty(sums)}
     steps['weights'] = q.new_empty((heads, 2, dim, dim))
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous(), 'g': g.contiguous()}
     with _launch.on(q):
         read.launch(do=do, q=q, dq=dq, dw=dw, **weights, DAMPING=damping)
-        total = dw if splits == 1 else _launch.add_up(dw)
+        total = dw if splits == 1 else _launch.add_up(dw.flatten(0, 1))
         _gradients_of_steps(sums, heads, dim, damping)(dw=total, **weights, **steps)
         step.launch(k=k, v=v, dk=dk, dv=dv, dw=dw, factor=scale, **steps)
-    dw1, dw2 = dw.view(batch, heads, splits, dim, 2, dim).unbind(-2)
-    return dq, dk, dv, dw1.sum((0, 2)), dw2.sum((0, 2))
+    return dq, dk, dv, *(x.sum((0, 2)) for x in dw.unbind(-2))

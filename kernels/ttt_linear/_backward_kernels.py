@@ -383,7 +383,7 @@ def backward_key(
     scratch,  # reads tiles D, G, ∂P/∂γ, dP, dZ and rows deta, dlast
     dtokens,  # dk, dv (B, T, R, H, D) and deta (B, T, R, H)
     dnorm,  # dln_weight and dln_bias (B·R·H, segments, D)
-    dtau_last,  # (B·R·H, segments)
+    dtoken_scale,  # of `backward_query`; adds the part that τ_b has in the states
     T,
     R,
     H,
@@ -526,5 +526,13 @@ def backward_key(
     tl.store(dnorm[0] + slot * D + tl.arange(0, D), tl.sum(dgamma, axis=0))
     tl.store(dnorm[1] + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
     if mini_batch_chunks(SIZE) > 1:
-        dlast += sum_features(dlast_parts)
-    tl.store(dtau_last + slot, tl.sum(dlast, axis=0))
+        # If the segment has no whole mini-batch, nothing reads a state that depends on τ_b.
+        chunk = mini_batch_chunks(SIZE) - 1
+        n = first + chunk
+        dtoken_scale += scratch_start(scan, chunks, D // CHUNK) + n * D + SIZE - 1 - chunk * CHUNK
+        if HAS_SCALE and n < chunks:
+            dlast = sum_features(dlast_parts)
+            tl.store(dtoken_scale, tl.load(dtoken_scale) + tl.sum(dlast, axis=0))
+    else:
+        dtoken_scale += slot * CHUNK + SIZE - 1
+        tl.store(dtoken_scale, tl.load(dtoken_scale) + tl.sum(dlast, axis=0))

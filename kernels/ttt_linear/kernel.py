@@ -70,8 +70,8 @@ def forward(
         O in q's dtype, and as saved by `reference.forward` for the backward pass, Z, W and c
         without their mean over the outputs, which LayerNorm ignores.
     """
-    width, inputs = inputs.q.shape[-1], _prepared(inputs)
-    plan = _planned(inputs, directions, width, mini_batch_size)
+    width = inputs.q.shape[-1]
+    inputs, plan = _prepared(inputs, directions, mini_batch_size)
     q, new = inputs.q, inputs.eta.new_empty
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     kept_dtype = reference.kept_dtype(q.dtype)
@@ -115,8 +115,8 @@ def backward(
         dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale, contiguous; the last is
         `(R, 0)` where `token_scale` is None.
     """
-    width, inputs = inputs.q.shape[-1], _prepared(inputs)
-    plan = _planned(inputs, directions, width, mini_batch_size)
+    width = inputs.q.shape[-1]
+    inputs, plan = _prepared(inputs, directions, mini_batch_size)
     q, k, _, eta = inputs[:4]
     new = eta.new_empty
     if width != plan.shape[-1]:
@@ -130,8 +130,7 @@ def backward(
     dq, dk, dv, deta = *(torch.empty_like(do) for _ in range(3)), new(plan.shape[:-1])
     # Partial sums by image, scan, head and segment: the query side's, then the key side's.
     dln_weight, dln_bias = new((2, *plan.c_kept)), new((2, *plan.c_kept))
-    dtau, dtau_last = new(plan.dtau), new(plan.c_kept[:-1])
-    dw0, db0 = new(plan.dw0), new(plan.db0)
+    dtau, dw0, db0 = new(plan.dtau), new(plan.dw0), new(plan.db0)
     keys = {
         'tokens': (q, k, eta),
         'ln_weight': parameters[2],
@@ -158,14 +157,10 @@ def backward(
             kept=kept,
             dtokens=(dk, dv, deta),
             dnorm=(dln_weight[1], dln_bias[1]),
-            dtau_last=dtau_last,
+            dtoken_scale=dtau,
         )
     # One operation for each sum: on few tokens the number of launches counts.
-    if inputs.token_scale is None:
-        dtoken_scale = new((plan.shape[2], 0))
-    else:
-        dtoken_scale = plan.by_place(dtau)
-        dtoken_scale[:, -1].add_(dtau_last.sum((0, 2, 3)))
+    dtoken_scale = new((plan.shape[2], 0)) if inputs.token_scale is None else plan.by_place(dtau)
     dw0 = dw0.sum(0)
     dln = dln_weight.sum((0, 1, 4)), dln_bias.sum((0, 1, 4))
     features: Sequence[Tensor] = (dq, dk, dv, db0.sum(0), *dln)
@@ -175,15 +170,18 @@ def backward(
     return *features[:3], deta, dw0, *features[3:], dtoken_scale
 
 
-def _prepared(inputs: Inputs) -> Inputs:
-    """The inputs as the kernels read them: features dense and padded to the next of `DIMS`."""
+def _prepared(inputs: Inputs, directions: str, size: int) -> tuple[Inputs, '_Plan']:
+    """The inputs as the kernels read them, features dense and padded to `DIMS`, and the plan."""
     q, k, v, eta, *small = inputs
-    if q.shape[-1] not in DIMS:
+    width = q.shape[-1]
+    if width not in DIMS:
         w0, *vectors = small[:4]
         q, k, v, *vectors = _launch.pad(q, k, v, *vectors, dims=DIMS)
         small[:4] = *_launch.pad(w0, dims=DIMS, axes=2), *vectors
-    q, k, v = _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    return Inputs(q, k, v, *(None if x is None else x.contiguous() for x in (eta, *small)))
+    (q, k, v), strides = _launch.dense(q, k, v)
+    has_scale = inputs.token_scale is not None
+    plan = _plan(q.shape, strides, q.dtype, q.device, directions, width, size, has_scale)
+    return Inputs(q, k, v, *(None if x is None else x.contiguous() for x in (eta, *small))), plan
 
 
 def _parameters(inputs: Inputs) -> tuple[Tensor, ...]:
@@ -281,13 +279,6 @@ class _Plan:
 
 
 _plan = _launch.plan(_Plan)
-
-
-def _planned(inputs: Inputs, directions: str, width: int, size: int) -> _Plan:
-    q, k, v = inputs[:3]
-    strides = q.stride(), k.stride(), v.stride()
-    has_scale = inputs.token_scale is not None
-    return _plan(q.shape, strides, q.dtype, q.device, directions, width, size, has_scale)
 
 
 @functools.cache

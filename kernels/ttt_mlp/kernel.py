@@ -411,16 +411,14 @@ def _planned(
     device: torch.device,
     gated: bool,
     l2: bool,
-    do: tuple[int, ...] | None,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    v: tuple[int, ...],
+    *strides: tuple[int, ...],
 ) -> tuple[_launch.Pass, _launch.Pass]:
-    """Passes over k and v, and over q, for tokens of these strides; backward passes with dO."""
+    """Passes over k and v, and over q; backward passes if the strides of dO come first."""
+    *do, q, k, v = strides
     gpu = _launch.gpu(_NAME, dtype, device)
     kernels, way, queries = (_step, _read), '', {'q': q}
-    if do is not None:
-        kernels, way, queries = (_step_backward, _read_backward), '_backward', {'do': do, 'q': q}
+    if do:
+        kernels, way, queries = (_step_backward, _read_backward), '_backward', {'do': do[0], 'q': q}
     step, read = (
         {**config(name + way, dtype, shape[-1], l2, gpu), 'GATED': gated}
         for name in ('step', 'read')
@@ -464,8 +462,7 @@ def forward(
         o, g = forward(q, k, v, *_padded(w1, w2, w3), scale, loss)
         return _launch.unpad(o, width=dim)[0], _launch.unpad(g, width=dim, axes=2)[0]
     l2, weights = loss == 'l2', _stacked(w1, w2, w3)
-    q, k, v = _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    strides = None, q.stride(), k.stride(), v.stride()
+    (q, k, v), strides = _launch.dense(q, k, v)
     step, read = _planned(q.shape, q.dtype, q.device, w3 is not None, l2, *strides)
     splits = step.splits
     g = w1.new_empty((step.sums, splits, *weights.shape[1:]))
@@ -504,8 +501,7 @@ def backward(
         return dq, dk, dv, dw1, dw2, dw3
     l2, weights = loss == 'l2', _stacked(w1, w2, w3)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    do, q, k, v = _launch.dense(do), _launch.dense(q), _launch.dense(k), _launch.dense(v)
-    strides = do.stride(), q.stride(), k.stride(), v.stride()
+    (do, q, k, v), strides = _launch.dense(do, q, k, v)
     step, read = _planned(q.shape, q.dtype, q.device, w3 is not None, l2, *strides)
     dw = g.new_empty((read.sums, read.splits, *g.shape[2:]))
     dw_step = g.new_empty((step.sums, step.splits, *g.shape[2:]))
