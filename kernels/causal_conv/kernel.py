@@ -6,9 +6,6 @@ dx and dw. A program has a span of tokens of one scan of one image and writes it
 which are added in a fixed order.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -193,8 +190,14 @@ def unsupported_reason(x: Tensor, weight: Tensor) -> str | None:
 
 @_launch.plan
 def _planned(
-    shape: tuple[int, ...], taps: int, both: bool, ways: str, *strides: tuple[int, ...]
-) -> tuple[int, Callable[..., Any]]:
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    taps: int,
+    both: bool,
+    ways: str,
+    *strides: tuple[int, ...],
+) -> tuple[int, _launch.Launch]:
     """Splits of each sum, and a launch; strides of x, or of dy, dz and x for the backward pass."""
     *grads, x = strides
     batch, tokens, scans, channels = shape
@@ -209,7 +212,7 @@ def _planned(
         kernel = _backward
         splits, span = _launch.split(tokens, batch * scans * blocks, options['ROWS'])
         options |= {'splits': splits, 'span': span}
-    return splits, _launch.launcher(kernel, (batch * scans * splits, blocks), **options)
+    return splits, _launch.Launch(kernel, (batch * scans * splits, blocks), **options)
 
 
 def forward(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple[Tensor, Tensor]:
@@ -220,7 +223,8 @@ def forward(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple
     weight, both = weight.contiguous(), other is not None
     # A missing tensor is a pointer that is not read.
     other = weight if other is None else other.contiguous()
-    _, launch = _planned(x.shape, weight.shape[-1], both, ways, *strides)
+    layout = x.shape, x.dtype, x.device
+    _, launch = _planned(*layout, weight.shape[-1], both, ways, *strides)
     with _launch.on(x):
         launch(y=y, z=z, x=x, weight=weight, other=other)
     return y, z
@@ -236,7 +240,7 @@ def backward(
     (dy, dz, x), strides = _launch.dense(dy, dy if dz is None else dz, x)
     weight = weight.contiguous()
     other = weight if other is None else other.contiguous()
-    splits, launch = _planned(x.shape, taps, both, ways, *strides)
+    splits, launch = _planned(x.shape, x.dtype, x.device, taps, both, ways, *strides)
     dweight = weight.new_empty((batch, scans, splits, taps, channels))
     dother = torch.empty_like(dweight) if both else weight.new_empty(0)
     with _launch.on(x):

@@ -8,8 +8,7 @@ runs of the sorted list, for the two cells that begin in its line and the two ab
 floats, so the same inputs give the same bits.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -347,26 +346,30 @@ def _on_device(levels: Sequence[int], value: Tensor) -> Tensor:
         return torch.tensor(levels, device=value.device).view(-1, 2)
     shapes = torch.empty((count, 2), dtype=torch.int64, device=value.device)
     with _launch.on(value):
-        _writer(tuple(levels))(shapes=shapes)
+        _writer(tuple(levels), value.device)(shapes=shapes)
     return shapes
 
 
 @_launch.plan
-def _writer(levels: tuple[int, ...]) -> Callable[..., Any]:
+def _writer(levels: tuple[int, ...], device: torch.device) -> _launch.Launch:
     pairs = [h << 32 | w for h, w in zip(levels[::2], levels[1::2], strict=True)]
     pairs += [1 << 32] * (_MOST_LEVELS - len(pairs))
     numbers = dict(zip('abcdefgh', pairs, strict=True))
-    return _launch.launcher(_write_shapes, (1,), **numbers, L=len(levels) // 2, num_warps=1)
+    return _launch.Launch(_write_shapes, (1,), **numbers, L=len(levels) // 2, num_warps=1)
 
 
 @_launch.plan
 def _planned(
-    name: str, shape: tuple[int, ...], dtype: torch.dtype, locations: tuple[int, ...]
-) -> Callable[..., Any]:
+    name: str,
+    shape: tuple[int, ...],
+    dtypes: tuple[torch.dtype, ...],
+    device: torch.device,
+    locations: tuple[int, ...],
+) -> _launch.Launch:
     """The launch of a kernel for values and locations of these shapes."""
     (batch, pixels, heads, dim), (_, queries, _, levels, points, _) = shape, locations
     sizes = {'S': pixels, 'H': heads, 'L': levels, 'P': points, 'D': dim}
-    sizes |= config(name, dtype, dim)
+    sizes |= config(name, dtypes[0], dim)
     if name == 'backward_value':
         grid = (batch * heads * _launch.cdiv(pixels, sizes['PIXELS']),)
     else:
@@ -374,7 +377,12 @@ def _planned(
         sizes['Q'] = queries
     if name == 'backward_points':
         sizes['B'] = batch
-    return _launch.launcher(_KERNELS[name], grid, **sizes)
+    return _launch.Launch(_KERNELS[name], grid, **sizes)
+
+
+def _layout(value: Tensor, shapes: Tensor, locations: Tensor, weights: Tensor) -> tuple:
+    dtypes = value.dtype, shapes.dtype, locations.dtype, weights.dtype
+    return value.shape, dtypes, value.device, locations.shape
 
 
 _KERNELS = {
@@ -396,7 +404,7 @@ def forward(
     out = value.new_empty((batch, locations.shape[1], heads * dim))
     shapes = _on_device(levels, value) if shapes is None else shapes.contiguous()
     with _launch.on(value):
-        _planned('forward', value.shape, value.dtype, locations.shape)(
+        _planned('forward', *_layout(value, shapes, locations, weights))(
             value=value.contiguous(),
             shapes=shapes,
             locations=locations.contiguous(),
@@ -428,7 +436,7 @@ def backward(
         'locations': locations.contiguous(),
         'weights': weights.contiguous(),
     }
-    layout = value.shape, value.dtype, locations.shape
+    layout = _layout(value, tensors['shapes'], locations, weights)
     with _launch.on(value):
         _planned('backward_points', *layout)(
             value=value.contiguous(), dlocations=dlocations, dweights=dweights, keys=keys, **tensors

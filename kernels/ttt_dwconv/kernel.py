@@ -10,9 +10,6 @@ Everything is channels-last: a tile has pixels as rows and channels as columns, 
 neighbours are nine loads; the caches serve eight of them. Taps are numbered row by row.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -243,8 +240,14 @@ unsupported_reason = _launch.unsupported_reason
 
 @_launch.plan
 def _planned(
-    shape: tuple[int, ...], h: int, w: int, *strides: tuple[int, ...]
-) -> tuple[int, Callable[..., Any], Callable[..., Any]]:
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    h: int,
+    w: int,
+    damping: bool,
+    *strides: tuple[int, ...],
+) -> tuple[int, _launch.Launch, _launch.Launch]:
     """Splits of each sum, and launches over k and v, and over q.
 
     The backward pass's if the strides of dO come first.
@@ -253,11 +256,12 @@ def _planned(
     grid, sizes = share(shape, h, w)
     step, read = (_step_backward, _read_backward) if do else (_step, _read)
     queries = {'do': do[0], 'q': q} if do else {'q': q}
-    step = _launch.launcher(step, grid, **sizes, **_launch.token_strides(k=k, v=v))
+    damped = {**sizes, 'DAMPING': damping}
+    of_keys, of_queries = _launch.token_strides(k=k, v=v), _launch.token_strides(**queries)
     return (
         sizes['splits'],
-        step,
-        _launch.launcher(read, grid, **sizes, **_launch.token_strides(**queries)),
+        _launch.Launch(step, grid, **(damped if do else sizes), **of_keys),
+        _launch.Launch(read, grid, **damped, **of_queries),
     )
 
 
@@ -274,7 +278,7 @@ def forward(
     """O `(B, h·w, d)` and G before damping `(B, 9, d)`; arguments as the reference's."""
     batch, pixels, dim = q.shape
     (q, k, v), strides = _launch.dense(q, k, v)
-    splits, step, read = _planned(q.shape, h, w, *strides)
+    splits, step, read = _planned(q.shape, q.dtype, q.device, h, w, damping, *strides)
     g = w3.new_empty((batch, splits, 9, dim))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     factor, divisor = (-scale, pixels) if splits == 1 else (1.0, 1)
@@ -282,7 +286,7 @@ def forward(
         step(k=k, v=v, g=g, factor=factor, divisor=divisor)
         if splits > 1:
             g = _launch.add_up(g, -scale, pixels)
-        read(q=q, w3=w3.contiguous(), g=g, o=o, DAMPING=damping)
+        read(q=q, w3=w3.contiguous(), g=g, o=o)
     return o, g.view(batch, 9, dim)
 
 
@@ -302,12 +306,12 @@ def backward(
     batch, _, dim = q.shape
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     (do, q, k, v), strides = _launch.dense(do, q, k, v)
-    splits, step, read = _planned(q.shape, h, w, *strides)
+    splits, step, read = _planned(q.shape, q.dtype, q.device, h, w, damping, *strides)
     g = g.contiguous()
     dw = w3.new_empty((batch, splits, 9, dim))
     with _launch.on(q):
-        read(do=do, q=q, w3=w3.contiguous(), g=g, dq=dq, dw=dw, DAMPING=damping)
+        read(do=do, q=q, w3=w3.contiguous(), g=g, dq=dq, dw=dw)
         if splits > 1:
             dw = _launch.add_up(dw)
-        step(k=k, v=v, g=g, dw=dw, dk=dk, dv=dv, factor=scale, DAMPING=damping)
+        step(k=k, v=v, g=g, dw=dw, dk=dk, dv=dv, factor=scale)
     return dq, dk, dv, dw.view(batch, 9, dim).mT.sum(0).view(w3.shape)

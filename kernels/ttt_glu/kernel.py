@@ -10,10 +10,6 @@ q, k, v and dO are read in place by their strides. [W1 | W2] and all their gradi
 tiles in memory, and two `(d, d)` tiles in a program.
 """
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -384,22 +380,27 @@ def _planned(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
+    damping: bool,
     *strides: tuple[int, ...],
 ) -> tuple[_launch.Pass, _launch.Pass]:
     """Passes over k and v, and over q; backward passes if the strides of dO come first."""
     *do, q, k, v = strides
     gpu = _launch.gpu(_NAME, dtype, device)
-    options = functools.partial(config, dtype=dtype, dim=shape[-1], gpu=gpu)
-    if not do:
-        step = _launch.over_heads(_step, shape, options('step'), k=k, v=v)
-        return step, _launch.over_heads(_read, shape, options('read'), q=q)
-    step = _launch.over_heads(_step_backward, shape, options('step_backward'), k=k, v=v)
-    return step, _launch.over_heads(_read_backward, shape, options('read_backward'), do=do[0], q=q)
+    kernels, way, queries = (_step, _read), '', {'q': q}
+    if do:
+        kernels, way, queries = (_step_backward, _read_backward), '_backward', {'do': do[0], 'q': q}
+    step, read = (config(name + way, dtype, shape[-1], gpu) for name in ('step', 'read'))
+    return (
+        _launch.over_heads(kernels[0], shape, step, k=k, v=v),
+        _launch.over_heads(kernels[1], shape, {**read, 'DAMPING': damping}, **queries),
+    )
 
 
 @_launch.plan
-def _gradients_of_steps(sums: int, heads: int, dim: int, damping: bool) -> Callable[..., Any]:
-    return _launch.launcher(_step_gradients, (sums,), H=heads, D=dim, DAMPING=damping)
+def _gradients_of_steps(
+    sums: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device, damping: bool
+) -> _launch.Launch:
+    return _launch.Launch(_step_gradients, (sums,), H=heads, D=dim, DAMPING=damping)
 
 
 def _apart(g: Tensor) -> Tensor:
@@ -425,7 +426,7 @@ def forward(
         return o, _beside(g)
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous()}
     (q, k, v), strides = _launch.dense(q, k, v)
-    step, read = _planned(q.shape, q.dtype, q.device, *strides)
+    step, read = _planned(q.shape, q.dtype, q.device, damping, *strides)
     splits, shape = step.splits, (batch, heads, dim, 2 * dim)
     g = w1.new_empty(shape if splits == 1 else (step.sums, splits, *shape[2:]))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -434,7 +435,7 @@ def forward(
         step.launch(k=k, v=v, **weights, g=g, factor=factor, divisor=divisor)
         if splits > 1:
             g = _launch.add_up(g, -scale, tokens).view(shape)
-        read.launch(q=q, **weights, g=g, o=o, DAMPING=damping)
+        read.launch(q=q, **weights, g=g, o=o)
     return o, g
 
 
@@ -459,15 +460,16 @@ def backward(
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     (do, q, k, v), strides = _launch.dense(do, q, k, v)
     # Both passes have the same blocks: the second adds to the partial sums of the first.
-    step, read = _planned(q.shape, q.dtype, q.device, *strides)
+    step, read = _planned(q.shape, q.dtype, q.device, damping, *strides)
     sums, splits, _ = read
     dw = w1.new_empty((batch, heads, splits, dim, 2, dim))
     steps = {'j': q.new_empty((sums, 2, dim, dim)), 'peak': dw.new_empty(sums)}
     steps['weights'] = q.new_empty((heads, 2, dim, dim))
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous(), 'g': g.contiguous()}
     with _launch.on(q):
-        read.launch(do=do, q=q, dq=dq, dw=dw, **weights, DAMPING=damping)
+        read.launch(do=do, q=q, dq=dq, dw=dw, **weights)
         total = dw if splits == 1 else _launch.add_up(dw.flatten(0, 1))
-        _gradients_of_steps(sums, heads, dim, damping)(dw=total, **weights, **steps)
+        damp = _gradients_of_steps(sums, heads, dim, q.dtype, q.device, damping)
+        damp(dw=total, **weights, **steps)
         step.launch(k=k, v=v, dk=dk, dv=dv, dw=dw, factor=scale, **steps)
     return dq, dk, dv, *(x.sum((0, 2)) for x in dw.unbind(-2))

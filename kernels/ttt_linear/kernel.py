@@ -81,13 +81,12 @@ def forward(
         shapes = ((*shape[:3], 0, *shape[4:]) for shape in (plan.w_kept, plan.c_kept))
         kept = o.new_empty(0, dtype=kept_dtype), *map(new, shapes)
     with _launch.on(q):
-        plan.forward_scan(
+        plan.forward_scan[keep](
             tokens=inputs[:4],
             parameters=_parameters(inputs),
             o=o,
             kept=kept,
             eps=max(eps, reference.LEAST_EPS),
-            KEEP=keep,
         )
     z_kept, w_kept, c_kept = kept
     if width != plan.shape[-1]:
@@ -246,24 +245,29 @@ class _Plan:
         )
         # A scan that has a multiprocessor to itself, or shares it with one other, may use all
         # registers.
-        share, launcher = scans_per_sm > 2, _launch.launcher
-        self.forward_scan = launcher(
-            _forward_kernels.forward_scan,
-            (self.scans,),
-            strides=strides,
-            **(together if share else alone),
-        )
-        self.backward_query = launcher(
+        share, launch = scans_per_sm > 2, _launch.Launch
+        # By whether the states are kept.
+        self.forward_scan = [
+            launch(
+                _forward_kernels.forward_scan,
+                (self.scans,),
+                strides=strides,
+                KEEP=keep,
+                **(together if share else alone),
+            )
+            for keep in (False, True)
+        ]
+        self.backward_query = launch(
             _backward_kernels.backward_query, (self.segment_programs,), strides=strides, **alone
         )
         # Three programs with spills are faster than two on an H100, in mini-batches of one chunk.
-        self.backward_chain = launcher(
+        self.backward_chain = launch(
             _backward_kernels.backward_chain,
             (self.scans,),
             strides=strides[:2],
             **(together if share and not apart else alone),
         )
-        self.backward_key = launcher(
+        self.backward_key = launch(
             _backward_kernels.backward_key, (self.segment_programs,), strides=strides[:2], **alone
         )
 

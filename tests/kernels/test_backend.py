@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ttt_kernels
-from ttt_kernels import _backend, _known
+from ttt_kernels import _backend, _known, _launch
 
 
 def tensor_on(device: str, dtype: torch.dtype = torch.bfloat16) -> types.SimpleNamespace:
@@ -20,6 +20,27 @@ def tensor_on(device: str, dtype: torch.dtype = torch.bfloat16) -> types.SimpleN
 
 
 ON_GPU, ON_CPU = tensor_on('cuda'), tensor_on('cpu')
+
+
+def test_a_launch_looks_for_its_kernel_once_unless_a_tensor_is_not_aligned():
+    compiled, looked = [], []
+
+    def run(**arguments):
+        looked.append(arguments['x'])
+        return {(2, 1, 1): lambda *arguments: compiled.append(arguments)}
+
+    kernel = types.SimpleNamespace(arg_names=['n', 'x', 'pair'], run=run)
+    launch = _launch.Launch(kernel, (2,), n=3, num_warps=4)
+    x = torch.zeros(5)
+    launch(x=x[1:], pair=(x, x))
+    launch(x=x, pair=(x, x[1:]))
+    launch(x=x, pair=(x, x))
+    assert len(looked) == 3
+    launch(pair=(x, x), x=x)
+    assert compiled == [(3, x, (x, x))]
+    launch(x=x[1:], pair=(x, x))
+    launch(x=x, pair=(x, x[1:]))
+    assert len(looked) == 5
 
 
 @pytest.fixture

@@ -9,6 +9,10 @@ import compile_kernels
 import pytest
 import triton
 from compile_kernels import GPUS, SHARED, VARIANTS, build, compiled_for, count, scan, tables
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from triton.compiler import CompiledKernel
+from triton.runtime.jit import JITFunction
 
 from ttt_kernels import _known
 
@@ -58,6 +62,30 @@ def test_another_number_of_tokens_heads_or_images_compiles_nothing_new():
             hashes = {name: kernel.hash for name, kernel in kernels.items()}
             first = first or hashes
             assert hashes == first
+
+
+@pytest.mark.parametrize('name', compile_kernels.CALLS)
+def test_later_launches_pass_what_triton_would(name, monkeypatch):
+    run, get, launched = JITFunction.run, CompiledKernel.__getitem__, []
+
+    def launch(*arguments):
+        # Stream, function and metadata of the launch come between.
+        arguments = (*arguments[:3], *arguments[9:])
+        layout = tree_map_only(Tensor, lambda x: (x.dtype, x.shape, x.stride()), arguments)
+        launched.append(layout)
+
+    with compiled_for(90), monkeypatch.context() as patch:
+        patch.setattr(JITFunction, 'run', run)
+        patch.setattr(CompiledKernel, '__getitem__', get)
+        patch.setattr(CompiledKernel, '_init_handles', lambda self: None)
+        patch.setattr(CompiledKernel, 'run', property(lambda self: launch))
+        call, inputs = compile_kernels.CALLS[name](compile_kernels.TYPES['bf16'])
+        call(*inputs).sum().backward()
+        first = launched.copy()
+        launched.clear()
+        patch.setattr(JITFunction, 'run', None)
+        call(*inputs).sum().backward()
+    assert launched == first != []
 
 
 @pytest.mark.parametrize('product', PRODUCTS)

@@ -159,6 +159,8 @@ def compiled_for(gpu: int | str) -> Iterator[dict[str, CompiledKernel]]:
         mock.patch.object(torch.version, 'hip', '7.0' if amd else None),
         mock.patch.object(driver, '_active', no_gpu, create=True),
         mock.patch.object(JITFunction, 'run', run),
+        mock.patch.object(CompiledKernel, '_init_handles', _nothing),
+        mock.patch.object(CompiledKernel, 'run', _nothing),
         mock.patch.object(torch.cuda, 'get_device_capability', return_value=capability),
         mock.patch.object(_backend, '_unreachable', return_value=None),
     ):
@@ -167,6 +169,10 @@ def compiled_for(gpu: int | str) -> Iterator[dict[str, CompiledKernel]]:
             yield kernels
         finally:
             _forget()
+
+
+def _nothing(*_) -> None:
+    """Of a driver that is not there."""
 
 
 def _forget() -> None:

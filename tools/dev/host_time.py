@@ -1,9 +1,10 @@
 """Host time of the ops and of training steps, beside torch's layer_norm, DeiT-S and Swin-T of timm.
 
-    python tools/dev/host_time.py [--out FILE] [--profile Vittt-S] [--only ops|steps|compiled]
+    python tools/dev/host_time.py [--out FILE] [--profile Vittt-S]
+        [--only ops|launches|steps|compiled]
 
-Without a GPU the tensors are tiny, Triton's launches do nothing, and times are processor time of
-one thread. Triton's launcher, some 10 to 20 µs for each of an op's launches, is not in them.
+Without a GPU the tensors are tiny, launches do nothing, and times are processor time of one thread.
+`launches` has the ops with all of a launch but the driver's part; Triton compiles them first.
 Convolutions, which oneDNN computes for longer than a GPU is launched, allocate their results only.
 Everything else runs on the CPU, inductor's kernels in `compiled` included: steps whose blocks, or
 whose models, are compiled as in the recipes.
@@ -18,9 +19,11 @@ import pstats
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import compile_kernels
 import timm
 import torch
 from torch import Tensor, nn
@@ -32,6 +35,7 @@ from mmvttt.analysis.tables import write_csv
 from mmvttt.deploy.compile import compile_blocks
 from ttt_kernels import (
     _backend,
+    _launch,
     causal_conv,
     deform_attn,
     ttt_dwconv,
@@ -57,9 +61,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-def pretend_a_gpu() -> None:
+def pretend_a_gpu(launches: bool = False) -> None:
     """Takes the Triton kernels for tensors in host memory, without launching them."""
-    from triton.runtime.jit import JITFunction
 
     def convolution(x, weight, bias, stride, padding, *options):
         sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
@@ -72,7 +75,8 @@ def pretend_a_gpu() -> None:
         zeros = dx, torch.zeros_like(weight), grad.new_zeros(weight.shape[0])
         return tuple(y if need else None for y, need in zip(zeros, options[-1], strict=True))
 
-    JITFunction.run = lambda *_, **__: None
+    if not launches:
+        _launch.Launch.__call__ = lambda self, **_: None
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     _backend._unreachable = lambda *_: None
     os.environ[_backend.VARIABLE] = 'triton'
@@ -153,6 +157,13 @@ def time_ops(seconds: float) -> Iterator[Row]:
         yield dict(what=name, way=way, host_us=value, ratio=value / times['layer_norm', way])
 
 
+def time_launches(seconds: float) -> Iterator[Row]:
+    """`time_ops` with the launches that a driver would receive."""
+    with nullcontext() if DEVICE.type == 'cuda' else compile_kernels.compiled_for(90):
+        for row in time_ops(seconds):
+            yield row | {'way': f'{row["way"]}, launches'}
+
+
 def training_step(name: str, size: list[int], compiled: str) -> Callable[[], None]:
     """Forward under bf16 autocast, backward, and gradients to None; no optimizer."""
     model, options, _ = MODELS[name]
@@ -219,7 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('--only', choices=['ops', 'steps', 'compiled'])
+    parser.add_argument('--only', choices=['ops', 'launches', 'steps', 'compiled'])
     parser.add_argument('--seconds', type=float, default=2.0, help='for each figure')
     parser.add_argument('--size', default='128x224x224', help='of a step on a GPU')
     parser.add_argument('--profile', choices=MODELS, help='model whose steps are profiled')
@@ -229,9 +240,10 @@ def main() -> None:
     if DEVICE.type == 'cuda':
         size = [int(n) for n in args.size.split('x')]
     else:
-        pretend_a_gpu()
+        pretend_a_gpu(launches=args.only == 'launches')
     parts = {
         'ops': partial(time_ops, args.seconds / 4),
+        'launches': partial(time_launches, args.seconds / 4),
         'steps': partial(time_steps, args.seconds, size, (), args.profile),
         'compiled': partial(time_steps, args.seconds, size, ('blocks', 'model'), args.profile),
     }
