@@ -85,6 +85,18 @@ def test_any_strides(op, layout):
 
 
 @every_op
+def test_tokens_at_addresses_that_are_not_aligned(op):
+    inputs = make(op, FP16)
+    expected = on_gpu(op)(inputs)  # compiles for aligned ones
+    shifted = {
+        name: torch.cat([inputs[name].new_zeros(1), inputs[name].flatten()])[1:]
+        for name in op.tokens
+    }
+    inputs |= {name: x.view(inputs[name].shape) for name, x in shifted.items()}
+    assert error(on_gpu(op)(inputs), expected) < op.kernel_tolerance[FP16]
+
+
+@every_op
 def test_a_gpu_takes_the_kernel_by_itself(op):
     inputs = make(op, BF16)
     with warnings.catch_warnings():
