@@ -150,7 +150,11 @@ def read_content(
 
 def _joined(parts: Mapping[str, Mapping[str, Any]], index: Mapping[str, str]) -> dict[str, Any]:
     """The tensors of shards, each in the one that the index names."""
-    files = [(name, os.path.basename(path)) for path, part in parts.items() for name in part]
+    files = [
+        (name, os.path.basename(path))
+        for path, part in parts.items()
+        for name in (under(part) if isinstance(part, Mapping) else ())
+    ]
     if wrong := sorted({*files} ^ {*index.items()}):
         name = wrong[0][0]
         shards = [file for tensor, file in files if tensor == name]

@@ -9,7 +9,7 @@ import os
 import re
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -138,8 +138,11 @@ def _cached(name: str) -> Path | None:
     """The folder of a model in the local cache of the hub, without asking the network."""
     from huggingface_hub import try_to_load_from_cache
 
-    paths = (try_to_load_from_cache(name, file) for file in _FILES)
-    return next((Path(f).parent for f in paths if isinstance(f, str)), None)
+    # A ValueError is of a path, such as ./weights.pth, which is no name of a repository.
+    with suppress(ValueError):
+        paths = (try_to_load_from_cache(name, file) for file in _FILES)
+        return next((Path(f).parent for f in paths if isinstance(f, str)), None)
+    return None
 
 
 def _from_hub(name: str) -> list[str]:
@@ -150,7 +153,12 @@ def _from_hub(name: str) -> list[str]:
         if cached := _cached(name):
             return _in_folder(cached)
         patterns = ['*config.json', 'model*.safetensors', 'model.safetensors.index.json']
-        return _in_folder(Path(snapshot_download(name, allow_patterns=patterns)))
+        folder = Path(snapshot_download(name, allow_patterns=patterns))
+        if not any((folder / file).is_file() for file in _FILES):
+            # Not at once: many models have their weights in both formats.
+            others = ['pytorch_model*', 'open_clip_model.safetensors']
+            snapshot_download(name, allow_patterns=others)
+        return _in_folder(folder)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """transformers' own modules with random weights compute what timm's do with their files."""
 
 import json
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -204,11 +205,36 @@ def test_a_name_of_the_hub_in_the_local_cache(
     (folder / 'model.safetensors').unlink()
     with pytest.raises(CheckpointError, match='no weights in the folder'):
         read_weights(folder)
-    for names in ({'a': '../evil.safetensors'}, {'a': 'gone.safetensors'}):
+    torch.save([1], folder / 'list.bin')
+    torch.save({'b': torch.ones(1)}, folder / 'b.bin')
+    for names, words in (
+        ({'a': '../evil.safetensors'}, 'shards that are not in its folder'),
+        ({'a': 'gone.safetensors'}, 'shards that are not in its folder'),
+        ({'a': 'list.bin', 'b': 'b.bin'}, 'a is in no shard, and the index has list.bin'),
+    ):
         index = folder / 'model.safetensors.index.json'
         index.write_text(json.dumps({'weight_map': names}))
-        with pytest.raises(CheckpointError, match='shards that are not in its folder'):
+        with pytest.raises(CheckpointError, match=words):
             read_weights(folder)
+
+
+@pytest.mark.parametrize('file', ['model.safetensors', 'pytorch_model.bin'])
+def test_a_model_of_the_hub_is_downloaded_once(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        for there in (file, 'pytorch_model.bin'):
+            if any(fnmatch(there, pattern) for pattern in allow_patterns):
+                save = save_file if there.endswith('.safetensors') else torch.save
+                save({'weight': torch.ones(2)}, tmp_path / there)
+                loaded.append(there)
+        return str(tmp_path)
+
+    monkeypatch.setattr('huggingface_hub.snapshot_download', download)
+    assert read_weights('hf-hub:somebody/else')['weight'].tolist() == [1, 1]
+    assert {*loaded} == {file}
 
 
 FILE = r'model\.safetensors of https://huggingface\.co/timm/vit_small_patch16_dinov3\.lvd1689m$'
@@ -222,6 +248,8 @@ FILE = r'model\.safetensors of https://huggingface\.co/timm/vit_small_patch16_di
         ('timm://unheard', 'no weights .* give a name of timm'),
         ('hf-hub:nobody/unheard', r'cannot be downloaded \(no network\);'),
         ('hf-hub:', 'cannot be downloaded'),
+        ('./missing.pth', "there is no checkpoint './missing.pth'"),
+        ('run--1/missing.pth', "there is no checkpoint 'run--1/missing.pth'"),
     ],
 )
 def test_names_of_hubs_without_a_network(
