@@ -39,7 +39,14 @@ def computed_peak(network: nn.Module, images: tuple[int, ...], train: bool = Fal
     from torch.distributed._tools.mem_tracker import MemTracker
 
     network = copy.deepcopy(network).train(train)
+    if not train:
+        network.requires_grad_(False)
     image = fake_copy(network, images)
+    # The tracker hooks the gradients of all parameters: frozen ones go to the buffers.
+    for module in network.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and not parameter.requires_grad:
+                module._buffers[name] = module._parameters.pop(name)
     tracker = MemTracker()
     tracker.track_external(network, image)
     given = _total(tracker.get_tracker_snapshot('current'))
