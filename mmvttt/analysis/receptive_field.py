@@ -127,7 +127,7 @@ def last_map(model: nn.Module, images: Tensor) -> Tensor:
         )
     elif isinstance(backbone, HViT3) and backbone.out_type == 'avg_featmap':
         *_, last = backbone.maps(images, len(backbone.stages))
-        last = backbone.norm(last.flatten(2)).unflatten(2, last.shape[2:])
+        last = backbone.norm(last)
     else:
         last = _unpooled(backbone, images)
     last = last[-1] if isinstance(last, tuple | list) else last

@@ -85,7 +85,7 @@ class Classifier(nn.Module):
         model = self.backbone
         return [(model.embed_dims, model.patch_size)] * model.num_layers
 
-    def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         """Resizes the stored position embedding; images of any size work without this."""
         self.backbone.set_image_size(img_size)
 
@@ -234,7 +234,7 @@ class StagedClassifier(Classifier):
     def _sizes(self) -> list[tuple[int, int]]:
         return [(channels, 4 << i) for i, channels in enumerate(self.backbone.embed_dims)]
 
-    def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         """Does nothing: images of any size are taken."""
 
     def _maps(self, x: Tensor, count: int) -> Iterator[Tensor]:
@@ -242,7 +242,7 @@ class StagedClassifier(Classifier):
 
     def _normed(self, x: Tensor) -> Tensor:
         """A map after the backbone's final norm of channels."""
-        return self.backbone.norm(x.flatten(2)).unflatten(2, x.shape[2:])
+        return self.backbone.norm(x)
 
     def _can_norm(self, part: int) -> bool:
         return part == len(self.backbone.stages) - 1

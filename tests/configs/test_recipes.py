@@ -71,8 +71,8 @@ INHERITED = Recipe(4e-5, 1e-8, 1.0, 'vectors', 1024, False, FP32, None, None, No
 RECIPES = {
     'vittt_?_in1k': classifier()._replace(lr=1e-3, images=1024, scaled=False, precision=FP32),
     'vit3_?_in1k': classifier(),
-    'hvit3_?_in1k': classifier('mmvttt.EMAHook', 'BatchNorm1d, BatchNorm2d'),
-    'hvit3_?_mesa_in1k': classifier('mmvttt.MESAHook', 'BatchNorm1d, BatchNorm2d'),
+    'hvit3_?_in1k': classifier('mmvttt.EMAHook', 'BatchNorm2d'),
+    'hvit3_?_mesa_in1k': classifier('mmvttt.MESAHook', 'BatchNorm2d'),
     't5*_in1k_30e': INHERITED,
     'deit3_s_linear_in1k_30e': INHERITED,
     'maskrcnn_dinov*_1x': ADAPTED,

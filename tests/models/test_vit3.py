@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from mmvttt.models.backbones import HViT3
+from mmvttt.models.layers.norms import build_norm
 from mmvttt.models.layers.rope import rotate, rotation_2d
 
 DIMS = (16, 32, 48, 64)
@@ -36,6 +37,14 @@ def test_norm_cfg_reaches_stem_and_downsampling(norm_cfg: dict) -> None:
     pooled = reduced(norm_layer=norm_cfg, out_type='avg_featmap').eval()
     assert isinstance(pooled.norm, kind)
     assert pooled(torch.randn(1, 3, 32, 32))[0].shape == (1, 64)
+
+
+def test_a_layer_norm_is_over_the_channels_of_a_map() -> None:
+    x = torch.randn(2, 8, 5, 8)
+    expected = nn.functional.layer_norm(x.movedim(1, 3), (8,)).movedim(3, 1)
+    torch.testing.assert_close(build_norm(dict(type='LN', eps=1e-5), 8)(x), expected)
+    pooled = reduced(norm_layer='LN', out_type='avg_featmap')
+    assert pooled(torch.randn(1, 3, 32, 48))[0].shape == (1, 64)
 
 
 def test_one_cell_trains_with_two_images_or_another_norm() -> None:

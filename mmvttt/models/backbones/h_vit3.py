@@ -236,7 +236,7 @@ class HViT3(nn.Module):
                 stacklevel=2,
             )
         if out_type == 'avg_featmap':
-            self.norm = build_norm(norm_layer, dims[-1], tokens=True)
+            self.norm = build_norm(norm_layer, dims[-1])
         else:
             self.norms = nn.ModuleDict(
                 {str(i): nn.LayerNorm(dims[i], eps=_NORM_EPS) for i in self.out_indices}
@@ -253,7 +253,7 @@ class HViT3(nn.Module):
         for i, y in enumerate(self.maps(x, max(self.out_indices) + 1)):
             if i in self.out_indices:
                 if self.out_type == 'avg_featmap':
-                    outs.append(self.norm(y.flatten(2)).mean(-1))
+                    outs.append(self.norm(y).mean((2, 3)))
                 else:
                     normed = self.norms[str(i)](y.permute(0, 2, 3, 1))
                     outs.append(normed.permute(0, 3, 1, 2))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from ..build import build_part, split_config
@@ -12,11 +13,10 @@ NormLayer = str | Mapping[str, Any] | Callable[[int], nn.Module]
 
 _NORMS: dict[str, type[nn.Module]] = {
     'BN': nn.BatchNorm2d,
-    'BN1d': nn.BatchNorm1d,
     'BN2d': nn.BatchNorm2d,
     'SyncBN': nn.SyncBatchNorm,
     'GN': nn.GroupNorm,
-    'LN': nn.LayerNorm,
+    'LN': LayerNorm2d,
     'IN': nn.InstanceNorm2d,
 }
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -25,20 +25,17 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def build_norm(norm_layer: NormLayer, channels: int, tokens: bool = False) -> nn.Module:
-    """A norm of maps `(B, C, h, w)`, or of tokens `(B, C, N)`.
+def build_norm(norm_layer: NormLayer, channels: int) -> nn.Module:
+    """A norm of maps `(B, C, h, w)`.
 
     Args:
         norm_layer: 'BN', 'SyncBN', 'GN', 'LN', 'IN'; a dict of one and its options, such as
             `dict(type='GN', num_groups=32)`, with `requires_grad=False` to freeze it; or a class
             or function that is called with the channels.
         channels: Channels C.
-        tokens: Whether `BN` normalises tokens.
     """
     kind, options = split_config('norm_layer', norm_layer, _NORMS)
     trained = options.pop('requires_grad', True)
-    if tokens and kind is nn.BatchNorm2d:
-        kind = nn.BatchNorm1d
     sizes: tuple[int, ...] = (channels,)
     if kind is nn.GroupNorm:
         options['num_channels'], sizes = channels, ()
