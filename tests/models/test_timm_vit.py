@@ -12,7 +12,7 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import nn
 
 from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.errors import CheckpointMismatchError
+from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.linearize.folder import save_pretrained
 
 pytest.importorskip('mmengine')
@@ -123,6 +123,11 @@ def test_its_own_weights_at_another_grid(tmp_path: Path) -> None:
     other = TimmViT(name, model_options=SMALL, img_size=64, linearize=dict())
     other.load_state_dict(wide.state_dict())
     assert torch.equal(other.pos_embed, ours.pos_embed)
+    other.set_image_size((80, 96))
+    assert other.to_timm().pos_embed.shape == (1, 1 + 5 * 6, 32)
+    other.set_image_size(96)
+    load_pretrained(other, tmp_path / 'ours.pth')
+    assert torch.equal(other.pos_embed, wide.pos_embed)
     for key in ('blocks.0.attn.inner.w1', 'blocks.3.attn.q_conv.bias'):
         assert torch.equal(ours.state_dict()[key], wide.state_dict()[key])
 
@@ -225,6 +230,15 @@ def test_the_config_of_a_folder_of_transformers(tmp_path: Path) -> None:
                 load_pretrained(model, tmp_path)
         else:
             load_pretrained(model, tmp_path)
+    for config in (
+        dict(model_type='dinov3_vit', rope_parameters=[1]),
+        dict(model_type='dinov3_vit', layer_norm_eps='small'),
+        dict(architecture='linear_vit'),
+    ):
+        (tmp_path / 'config.json').write_text(json.dumps(config))
+        with pytest.raises(CheckpointError, match='config.json of .* makes no sense'):
+            load_pretrained(model, tmp_path)
+    (tmp_path / 'config.json').unlink()
     # To resize the patches is said by giving their size.
     load_pretrained(TimmViT(**SMALL_DINO, patch_size=16), tmp_path)
 

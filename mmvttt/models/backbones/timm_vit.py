@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmvttt.arguments import check_choice, check_config, check_int, checked_size
 from mmvttt.checkpoints.families import to_timm
-from mmvttt.errors import CheckpointMismatchError
+from mmvttt.errors import CheckpointError, CheckpointMismatchError
 
 from ..layers.json_options import from_json, to_json
 from ..linearize import MapSize, linearize
@@ -175,6 +175,12 @@ class TimmViT(PlainBackbone):
             embedding, list(new), list(old), num_prefix_tokens=self.num_prefix_rows
         )
 
+    def set_image_size(self, img_size: int | tuple[int, int]) -> None:
+        """Resizes the position embedding for images of another side (or (H, W)) in pixels."""
+        super().set_image_size(img_size)
+        # For `to_timm` and `adapt_weights`, which build timm's model again.
+        self._source[1]['img_size'] = tuple(n * self.patch_size for n in self.grid)
+
     def shared_extras(self, hw: tuple[int, int]) -> dict[str, Tensor]:
         """Rotary positions of an `(h, w)` map, which timm draws once a call in training."""
         return {} if self.rope is None else {'rope': self.rope.get_embed(shape=hw)}
@@ -232,17 +238,27 @@ class TimmViT(PlainBackbone):
 
         Raises:
             CheckpointMismatchError: It computes something else, or was linearized otherwise.
+            CheckpointError: The config is damaged.
         """
-        if config.get('architecture') == 'linear_vit':
-            # Names in a file are looked up in our own tables only.
-            saved = to_json(from_json(config['model_args']['linearize']))
-            if self._note is None or self._note.to_json() != saved:
-                raise CheckpointMismatchError(
-                    f'{source!r} was linearized with other options, which its tensors do not show: '
-                    f'give TimmViT linearize={saved}'
-                )
-        elif 'model_type' in config:
-            self._require_config_of_transformers(config.get('vision_config') or config, source)
+        try:
+            if config.get('architecture') == 'linear_vit':
+                self._require_note(config['model_args']['linearize'], source)
+            elif 'model_type' in config:
+                self._require_config_of_transformers(config.get('vision_config') or config, source)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f'the config.json of {source!r} has an entry that makes no sense '
+                f'({type(error).__name__}: {error}): copy the whole folder again'
+            ) from error
+
+    def _require_note(self, options: Mapping[str, Any], source: str) -> None:
+        # Names in a file are looked up in our own tables only.
+        saved = to_json(from_json(options))
+        if self._note is None or self._note.to_json() != saved:
+            raise CheckpointMismatchError(
+                f'{source!r} was linearized with other options, which its tensors do not show: '
+                f'give TimmViT linearize={saved}'
+            )
 
     def _require_config_of_transformers(self, config: Mapping[str, Any], source: str) -> None:
         # An option that is left out has a default of transformers, which is not known here.
