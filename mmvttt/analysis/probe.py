@@ -38,7 +38,7 @@ def features_of(
         features['mean'].append(tokens[:, prefix:].mean(1))
         if getattr(model, 'cls_token', None) is not None:
             features['class'].append(tokens[:, 0])
-    return {k: torch.cat(v).float().numpy() for k, v in features.items()}
+    return {k: torch.cat(v).float().cpu().numpy() for k, v in features.items()}
 
 
 @torch.no_grad()

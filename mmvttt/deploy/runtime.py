@@ -65,8 +65,8 @@ class ExportedFile(nn.Module):
 
     def forward(self, image: Tensor) -> list[Tensor]:
         """Preprocessed image `(B, in_channels, H, W)` → the outputs."""
-        fits = (isinstance(a, str) or a == b for a, b in zip(self.shape, image.shape, strict=True))
-        if not all(fits):
+        fits = (isinstance(a, str) or a == b for a, b in zip(self.shape, image.shape, strict=False))
+        if image.dim() != len(self.shape) or not all(fits):
             raise UsageError(
                 f'{self.path!r} takes images {self.shape}, and these are {tuple(image.shape)}: '
                 'give this shape, or export for that one'

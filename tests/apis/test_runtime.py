@@ -49,8 +49,9 @@ def test_a_file_of_any_size_and_one_of_its_own(tmp_path: Path) -> None:
     fixed = OnnxFile(written(tmp_path / 'fixed.onnx', 'batch', 3, 8, 16))
     assert fixed.size == (8, 16)
     torch.testing.assert_close(fixed(image)[0], 2 * image)
-    with pytest.raises(UsageError, match=r'these are \(2, 3, 16, 8\): give this shape'):
-        fixed(image.mT)
+    for other, shape in ((image.mT, r'\(2, 3, 16, 8\)'), (image[0], r'\(3, 8, 16\)')):
+        with pytest.raises(UsageError, match=f'these are {shape}: give this shape'):
+            fixed(other)
 
 
 def test_the_same_files_for_openvino(tmp_path: Path) -> None:

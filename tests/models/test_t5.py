@@ -167,6 +167,8 @@ def test_neighborhoods_are_exact(
         actual.append([out, *(x.grad for x in inputs)])
     for a, b in zip(*actual, strict=True):
         torch.testing.assert_close(a, b)
+    empty = (x[:0] for x in leaves)
+    assert neighborhood_attention(*empty, hw, window).shape == (0, *leaves[0].shape[1:])
     # The mask of the GPU's path, in FlexAttention without a compiler.
     sides = tuple(min(window, side) for side in hw)
     mask = neighborhood._block_mask(hw, sides, 'cpu')

@@ -45,7 +45,7 @@ def _gathered(
     )
     # (h, w, kh, kw) → (N, window²): the index of every neighbour.
     index = (rows[:, None, :, None] * hw[1] + columns[None, :, None, :]).flatten(2).flatten(0, 1)
-    chunk = max(1, _GATHERED // (batch * index.shape[1] * heads * dim))
+    chunk = max(1, _GATHERED // max(1, batch * index.shape[1] * heads * dim))
     outs = []
     for near, query in zip(index.split(chunk), (q * dim**-0.5).split(chunk, 1), strict=True):
         scores = torch.einsum('bnhd,bnmhd->bnhm', query, k[:, near])
