@@ -88,9 +88,7 @@ def test_the_peak_of_frozen_parts() -> None:
     image = (1, 3, 8, 8)
     network = nn.Sequential(Prefixed(), nn.Linear(8, 8))
     network[0].requires_grad_(False)
-    frozen, trained = (
-        computed_peak(network.requires_grad_(grad), image) for grad in (False, True)
-    )
+    frozen, trained = (computed_peak(network.requires_grad_(grad), image) for grad in (False, True))
     assert frozen == trained > 0
     network[0].requires_grad_(False)
     assert computed_peak(network, image, train=True) > frozen

@@ -236,7 +236,7 @@ def test_the_config_of_a_folder_of_transformers(tmp_path: Path) -> None:
         dict(architecture='linear_vit'),
     ):
         (tmp_path / 'config.json').write_text(json.dumps(config))
-        with pytest.raises(CheckpointError, match='config.json of .* makes no sense'):
+        with pytest.raises(CheckpointError, match=r'config\.json of .* makes no sense'):
             load_pretrained(model, tmp_path)
     (tmp_path / 'config.json').unlink()
     # To resize the patches is said by giving their size.
