@@ -87,7 +87,7 @@ def _aligned(values: Iterable[Any]) -> bool:
         if isinstance(x, Tensor):
             if x.data_ptr() % 16:
                 return False
-        elif type(x) is tuple and not _aligned(x):
+        elif isinstance(x, tuple) and not _aligned(x):
             return False
     return True
 
