@@ -267,19 +267,31 @@ class Pass(NamedTuple):
     launch: Launch
 
 
-def over_heads(
-    kernel: Any,
+def passes(
+    forward: tuple[Any, Any],
+    backward: tuple[Any, Any],
+    options: Callable[[str], dict[str, Any]],
     shape: tuple[int, ...],
-    options: dict[str, Any],
-    **strides: tuple[int, ...],
-) -> Pass:
-    """A kernel's pass over tokens `(B, N, H, d)` of some strides, BLOCK at a time."""
+    strides: tuple[tuple[int, ...], ...],
+) -> tuple[Pass, Pass]:
+    """A kernel over k and v, and one over q, for tokens `(B, N, H, d)`, BLOCK at a time.
+
+    The backward ones if the strides of dO come first. `options` go by 'step', 'read',
+    'step_backward' and 'read_backward'.
+    """
+    *do, q, k, v = strides
+    way, (step, read) = ('_backward', backward) if do else ('', forward)
     batch, tokens, heads, dim = shape
-    sums = batch * heads
-    splits, span = split(tokens, sums, options['BLOCK'])
-    sizes = {'N': tokens, 'H': heads, 'D': dim, 'span': span, 'splits': splits}
-    constants = {**sizes, **options, **token_strides(**strides)}
-    return Pass(sums, splits, Launch(kernel, (sums * splits,), **constants))
+
+    def over_heads(kernel: Any, name: str, **strides: tuple[int, ...]) -> Pass:
+        constants = {'N': tokens, 'H': heads, 'D': dim, **options(name), **token_strides(**strides)}
+        splits, span = split(tokens, batch * heads, constants['BLOCK'])
+        grid = (batch * heads * splits,)
+        launch = Launch(kernel, grid, **constants, span=span, splits=splits)
+        return Pass(batch * heads, splits, launch)
+
+    queries = {'do': do[0], 'q': q} if do else {'q': q}
+    return over_heads(step, f'step{way}', k=k, v=v), over_heads(read, f'read{way}', **queries)
 
 
 @triton.jit(do_not_specialize=['splits', 'size', 'divisor'])

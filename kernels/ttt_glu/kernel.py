@@ -383,17 +383,14 @@ def _planned(
     damping: bool,
     *strides: tuple[int, ...],
 ) -> tuple[_launch.Pass, _launch.Pass]:
-    """Passes over k and v, and over q; backward passes if the strides of dO come first."""
-    *do, q, k, v = strides
     gpu = _launch.gpu(_NAME, dtype, device)
-    kernels, way, queries = (_step, _read), '', {'q': q}
-    if do:
-        kernels, way, queries = (_step_backward, _read_backward), '_backward', {'do': do[0], 'q': q}
-    step, read = (config(name + way, dtype, shape[-1], gpu) for name in ('step', 'read'))
-    return (
-        _launch.over_heads(kernels[0], shape, step, k=k, v=v),
-        _launch.over_heads(kernels[1], shape, {**read, 'DAMPING': damping}, **queries),
-    )
+
+    def options(kernel: str) -> dict:
+        damped = {'DAMPING': damping} if kernel.startswith('read') else {}
+        return config(kernel, dtype, shape[-1], gpu) | damped
+
+    kernels = (_step, _read), (_step_backward, _read_backward)
+    return _launch.passes(*kernels, options, shape, strides)
 
 
 @_launch.plan

@@ -413,20 +413,14 @@ def _planned(
     l2: bool,
     *strides: tuple[int, ...],
 ) -> tuple[_launch.Pass, _launch.Pass]:
-    """Passes over k and v, and over q; backward passes if the strides of dO come first."""
-    *do, q, k, v = strides
     gpu = _launch.gpu(_NAME, dtype, device)
-    kernels, way, queries = (_step, _read), '', {'q': q}
-    if do:
-        kernels, way, queries = (_step_backward, _read_backward), '_backward', {'do': do[0], 'q': q}
-    step, read = (
-        {**config(name + way, dtype, shape[-1], l2, gpu), 'GATED': gated}
-        for name in ('step', 'read')
-    )
-    return (
-        _launch.over_heads(kernels[0], shape, {**step, 'L2': l2}, k=k, v=v),
-        _launch.over_heads(kernels[1], shape, read, **queries),
-    )
+
+    def options(kernel: str) -> dict:
+        loss = {'L2': l2} if kernel.startswith('step') else {}
+        return config(kernel, dtype, shape[-1], l2, gpu) | {'GATED': gated, **loss}
+
+    kernels = (_step, _read), (_step_backward, _read_backward)
+    return _launch.passes(*kernels, options, shape, strides)
 
 
 def _padded(w1: Tensor, w2: Tensor, w3: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
