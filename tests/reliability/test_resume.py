@@ -58,6 +58,12 @@ def test_last_checkpoint_may_point_elsewhere(tmp_path: Path) -> None:
     pointer = tmp_path / 'work' / 'last_checkpoint'
     pointer.write_text(str(there))
     assert latest_checkpoint(tmp_path / 'work') == (str(there), [])
+    # A copied folder, in whose original another training has begun.
+    checkpoint(there, 6, 'new')
+    assert latest_checkpoint(tmp_path / 'work') == (str(there), [])
+    copied = checkpoint(tmp_path / 'work' / 'epoch_2.pth', 4)
+    assert latest_checkpoint(tmp_path / 'work') == (str(copied), [])
+    copied.unlink()
     for nonsense in ('', '\n', '/nowhere/epoch_9.pth', '\0' * 40, 'x' * 9000):
         pointer.write_text(nonsense)
         assert latest_checkpoint(tmp_path / 'work') == (str(here), [])

@@ -210,6 +210,9 @@ def _pointed(work_dir: Path) -> Path | None:
     try:
         if pointer.is_file():
             target = Path(pointer.read_text(encoding='utf-8').strip())
+            # In a copied folder it names the original's, which may be another training by now.
+            if (here := work_dir / target.name).is_file():
+                target = here
             return target.resolve() if target.name and target.exists() else None
     except (OSError, ValueError):
         # Not text, a name that is too long, or one with a zero byte.
