@@ -82,22 +82,17 @@ def require_same_preparation(file: ExportedFile, preprocessor: Any) -> None:
         return
     saved = {k: json.loads(file.notes[k]) for k in PREPARATION if k in file.notes}
     swaps = ('_channel_conversion', 'channel_conversion', 'to_rgb')
-    here: dict[str, Any] = {
-        'mean': _numbers(getattr(preprocessor, 'mean', None)),
-        'std': _numbers(getattr(preprocessor, 'std', None)),
-        'RGB': any(getattr(preprocessor, name, False) for name in swaps),
+    facts: dict[str, tuple[Any, Any]] = {
+        name: (_numbers(saved.get(name)), _numbers(getattr(preprocessor, name, None)))
+        for name in ('mean', 'std')
     }
-    there: dict[str, Any] = {
-        'mean': _numbers(saved.get('mean')),
-        'std': _numbers(saved.get('std')),
-        'RGB': bool(saved.get('bgr_to_rgb') or saved.get('to_rgb')),
-    }
-    for name, value in there.items():
-        same = np.shape(value) == np.shape(here[name])
-        if not (same and np.allclose(value, here[name], rtol=1e-3)):
+    swapped = any(getattr(preprocessor, name, False) for name in swaps)
+    facts['RGB'] = bool(saved.get('bgr_to_rgb') or saved.get('to_rgb')), swapped
+    for name, (there, here) in facts.items():
+        if np.shape(there) != np.shape(here) or not np.allclose(there, here, rtol=1e-3):
             raise UsageError(
-                f'{file.path!r} was exported for images with {name}={value}, and the '
-                f"data_preprocessor here has {name}={here[name]}: give the export's config"
+                f'{file.path!r} was exported for images with {name}={there}, and the '
+                f"data_preprocessor here has {name}={here}: give the export's config"
             )
 
 

@@ -164,8 +164,7 @@ def _findings(
                 )
             else:
                 reads = replace(scope, images=scope.images and data.reads_files)
-                heads = _heads_of(cfg, _HEADS[toolbox])
-                _CHECKS[toolbox](cfg, sets, data, dataset, heads, findings, reads)
+                _CHECKS[toolbox](cfg, data, dataset, findings, reads)
         for former, other in checked:
             _compare_files(former, other, data, findings)
         if checked and findings.classes is not None:
@@ -175,15 +174,9 @@ def _findings(
 
 
 def _check_boxes(
-    cfg: Config,
-    sets: Sequence[DatasetConfig],
-    data: DatasetConfig,
-    dataset: Any,
-    heads: Heads,
-    findings: Findings,
-    scope: Scope,
+    cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings, scope: Scope
 ) -> None:
-    classes = dataset.metainfo.get('classes') or ()
+    classes, sets = dataset.metainfo.get('classes') or (), datasets_of(cfg)
     check_coco(
         dataset.ann_file,
         dataset.data_prefix.get('img') or '',
@@ -200,19 +193,14 @@ def _check_boxes(
         other.metric and other.kind == 'CocoMetric' for other in sets if other.split != 'train'
     )
     count = len(findings.classes or ())
-    _check_heads(_class_counts(heads), count, findings, max(count, len(classes)), measured)
+    counts = _class_counts(_heads_of(cfg, 'mmdet'))
+    _check_heads(counts, count, findings, max(count, len(classes)), measured)
 
 
 def _check_maps(
-    cfg: Config,
-    sets: Sequence[DatasetConfig],
-    data: DatasetConfig,
-    dataset: Any,
-    heads: Heads,
-    findings: Findings,
-    scope: Scope,
+    cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings, scope: Scope
 ) -> None:
-    classes = dataset.metainfo.get('classes')
+    classes, heads = dataset.metainfo.get('classes'), _heads_of(cfg, 'mmseg')
     for key, head in heads.items():
         _check_softmax(key, head, 'loss_decode', findings)
     # BCE has one channel for two classes.
@@ -228,14 +216,9 @@ def _check_maps(
 
 
 def _check_pictures(
-    cfg: Config,
-    sets: Sequence[DatasetConfig],
-    data: DatasetConfig,
-    dataset: Any,
-    heads: Heads,
-    findings: Findings,
-    scope: Scope,
+    cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings, scope: Scope
 ) -> None:
+    heads = _heads_of(cfg, 'mmpretrain')
     counts = _class_counts(heads)
     check_folders(dataset, next(iter(counts.values()), None), findings, scope)
     # Mixup makes label vectors of the preprocessor's num_classes, which must match the head's.
@@ -321,10 +304,10 @@ def _compare_files(
         )
 
 
-def _heads_of(cfg: Config, names: Sequence[str]) -> Heads:
-    """Existing parts of the model, by their dotted keys; a part may be a list (a cascade)."""
+def _heads_of(cfg: Config, toolbox: str) -> Heads:
+    """Existing heads of the model, by their dotted keys; a head may be a list (a cascade)."""
     heads: dict[str, Mapping] = {}
-    for name in names:
+    for name in _HEADS[toolbox]:
         part = cfg.get('model') or {}
         for key in name.split('.'):
             part = part.get(key) or {} if isinstance(part, Mapping) else {}

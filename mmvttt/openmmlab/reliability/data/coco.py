@@ -245,29 +245,19 @@ def _in_the_lists(
 ) -> list[dict]:
     """The annotations whose image and category are listed; mmdet drops the others."""
     listed = []
-    parts = [
-        (key, part, ids, set(map(str, ids)))
-        for key, part, ids in (
-            ('image_id', 'images', sizes),
-            ('category_id', 'categories', categories),
-        )
-    ]
+    parts = {'image_id': ('images', sizes), 'category_id': ('categories', categories)}
+    texts = {key: set(map(str, ids)) for key, (_, ids) in parts.items()}
     for ann in annotations:
-        for key, part, ids, texts in parts:
-            if ann[key] in ids:
-                continue
-            if str(ann[key]) in texts:
-                is_text = isinstance(ann[key], str)
-                here, there = ('a text', 'numbers') if is_text else ('a number', 'texts')
-                findings.error(
-                    f'annotations whose {key} is {here} but the ids of {part} are {there}',
-                    _example(ann, key),
-                )
-            else:
-                findings.warn(f'annotations whose {key} is not listed', _example(ann, key))
-            break
-        else:
+        key = next((key for key, (_, ids) in parts.items() if ann[key] not in ids), None)
+        if key is None:
             listed.append(ann)
+        elif str(ann[key]) in texts[key]:
+            is_text = isinstance(ann[key], str)
+            here, there = ('a text', 'numbers') if is_text else ('a number', 'texts')
+            text = f'annotations whose {key} is {here} but the ids of {parts[key][0]} are {there}'
+            findings.error(text, _example(ann, key))
+        else:
+            findings.warn(f'annotations whose {key} is not listed', _example(ann, key))
     return listed
 
 

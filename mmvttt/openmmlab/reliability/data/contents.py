@@ -68,13 +68,9 @@ def _add(digest: Any, value: Any, key: str = '') -> None:
     elif (isinstance(value, str) and os.path.isabs(value)) or key.endswith('_path'):
         digest.update(f'{key} {os.path.basename(str(value))}'.encode())
         if isinstance(value, str) and os.path.isfile(value):
-            _add_file(digest, value)
+            with open(value, 'rb') as file:
+                digest.update(file.read(_FIRST))
     elif isinstance(value, np.ndarray):
         digest.update(f'{key} {value.dtype} {value.shape}'.encode() + value.tobytes())
     elif ' at 0x' not in (text := repr(value)):
         digest.update(f'{key} {text}'.encode())
-
-
-def _add_file(digest: Any, path: str) -> None:
-    with open(path, 'rb') as file:
-        digest.update(file.read(_FIRST))
