@@ -135,5 +135,5 @@ EVERY: dict[str, tuple[Callable[[dict], None], str, bool]] = LIST_FAULTS | {
     )
     for name, (apply, words, fatal) in FAULTS.items()
 }
-# What is found before a training too: not what needs a look at every mask.
-QUICK = [name for name in EVERY if not name.startswith(('RLE', 'no mask'))]
+# What is found before a training too: not what needs a look into every mask.
+QUICK = [name for name in EVERY if not name.startswith('RLE')]

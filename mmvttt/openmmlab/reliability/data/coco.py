@@ -272,7 +272,7 @@ def _check_values(
     if not masks:
         return
     if not mask:
-        if thorough and why_not_learned(ann, size, masks) in (None, 'crowds'):
+        if why_not_learned(ann, size, masks) in (None, 'crowds'):
             findings.error('boxes without a mask, although masks are loaded', name)
     elif isinstance(mask, dict):
         runs = mask.get('counts')
