@@ -375,7 +375,8 @@ class Op:
 
         def declare(name: str, run: Callable, shapes: Callable, arguments: str, count: int) -> None:
             returns = f'({", ".join(["Tensor"] * count)})' if count > 1 else 'Tensor'
-            # `torch.library.custom_op` adds 15 to 25 µs to a call inside compiled graphs.
+            # `torch.library.custom_op` adds 15 to 25 µs to a call inside compiled graphs, and
+            # `triton_op` (torch 2.14, 2.15) silently loses tuples of arguments, such as strides.
             qualified = f'ttt_kernels::{name}'
             tags = torch.Tag.pt2_compliant_tag
             torch.library.define(qualified, f'({arguments}) -> {returns}', tags=tags)
