@@ -131,7 +131,8 @@ def show_predictions(cfg: Config, folder: str) -> None:
         hook.update(enable=True, out_dir=folder, interval=1)
     elif cfg.default_scope == 'mmseg':
         hook.update(draw=True, interval=1)
-        cfg.visualizer.update(save_dir=folder)
+        # By the config's name mmengine would return that of an earlier run in this process.
+        cfg.visualizer.update(save_dir=folder, name=folder)
     else:
         # mmdet joins the folder to work_dir/<timestamp>, unless it is absolute.
         hook.update(draw=True, test_out_dir=os.path.abspath(folder))
