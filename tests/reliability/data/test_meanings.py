@@ -86,7 +86,8 @@ def test_one_hot_labels_of_another_length(tmp_path: Path) -> None:
     make_folders(tmp_path)
     model = dict(head=dict(num_classes=3), data_preprocessor=dict(num_classes=1000))
     (error,) = only(config(folder_dataset(tmp_path), 'mmpretrain', model=model)).errors
-    assert error.startswith('data_preprocessor.num_classes is 1000, and model.head.num_classes 3')
+    words = 'model.data_preprocessor.num_classes is 1000, and model.head.num_classes 3'
+    assert error.startswith(words)
 
 
 def test_folders_in_another_order_than_the_classes(tmp_path: Path) -> None:

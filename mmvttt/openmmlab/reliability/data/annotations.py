@@ -222,14 +222,14 @@ def _check_pictures(
     counts = _class_counts(heads)
     check_folders(dataset, next(iter(counts.values()), None), findings, scope)
     # Mixup makes label vectors of the preprocessor's num_classes, which must match the head's.
-    model = cfg.get('model') or {}
-    preprocessor = model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
-    vectors = preprocessor.get('num_classes')
+    inside = (cfg.get('model') or {}).get('data_preprocessor')
+    where = 'model.data_preprocessor' if inside else 'data_preprocessor'
+    vectors = (inside or cfg.get('data_preprocessor') or {}).get('num_classes')
     for key, count in counts.items():
         _check_softmax(key, heads[key], 'loss', findings)
         if vectors not in (None, count):
             findings.error(
-                f'data_preprocessor.num_classes is {vectors}, and {key}.num_classes {count}: set '
+                f'{where}.num_classes is {vectors}, and {key}.num_classes {count}: set '
                 'both to the number of classes'
             )
 
