@@ -126,6 +126,9 @@ def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
     # A preprocessor beside the model, as mmengine's Runner takes it.
     beside = Config.fromfile(detector[0])
     beside.data_preprocessor = beside.model.pop('data_preprocessor')
+    # And a pipeline inside of a wrapper.
+    datasets = [beside.test_dataloader.dataset]
+    beside.test_dataloader.dataset = dict(type='ConcatDataset', datasets=datasets)
     others.append(open_model(beside, detector[1]).predict(image, 0.05))
     for other in others:
         np.testing.assert_allclose(other.boxes, first.boxes, atol=1e-3)
@@ -171,6 +174,8 @@ def test_the_content_of_an_image_decides(tmp_path: Path) -> None:
 def test_what_cannot_be_shown_is_named() -> None:
     with pytest.raises(UsageError, match=r'default_scope.*mmdet, mmseg, mmpretrain'):
         open_model(Config(dict(default_scope='mmengine')), 'w.pth')
+    with pytest.raises(UsageError, match='no test_dataloader'):
+        open_model(Config(dict(default_scope='mmdet', model=dict())), 'w.pth')
 
 
 def test_no_image_is_written_over(image: Path, tmp_path: Path) -> None:

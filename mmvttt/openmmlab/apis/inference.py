@@ -23,6 +23,7 @@ from mmvttt.errors import UsageError
 
 from ..engine.amp import autocast_backbone
 from ..models.diffusion_model import refuse_diffusion
+from ..reliability.data.dataset_config import datasets_of
 from ..reliability.data.images import read_image
 from .file_inference import run_file
 
@@ -120,9 +121,14 @@ def open_model(
     # Toolboxes log it.
     source = without_password(os.fspath(checkpoint))
     # The inferencers of mmdet and mmseg leave out one beside the model.
+    config = copy.deepcopy(config)
     if (preprocessor := config.get('data_preprocessor')) is not None:
-        config = copy.deepcopy(config)
         config.model.setdefault('data_preprocessor', preprocessor)
+    # And none looks for the pipeline inside of a ConcatDataset.
+    tests = [d.config for d in datasets_of(config) if d.split == 'test' and not d.metric]
+    if not tests:
+        raise UsageError('the config has no test_dataloader, whose pipeline prepares photographs')
+    config.test_dataloader.dataset = tests[0]
     # The errors of the toolboxes for another file do not name it.
     content = read_content(source)
     weights = named_tensors(content, source)
