@@ -202,7 +202,8 @@ class _Segmentor(Predictor):
         count = (heads if isinstance(heads, Mapping) else heads[-1]).num_classes
         self.classes = [str(c) for c in meta.get('classes') or range(count)]
         # The checkpoint may be of other classes: it is compared with the model later.
-        palette = meta.get('palette') or _palette(len(self.classes))
+        colours = np.random.default_rng(0).integers(0, 256, (len(self.classes), 3))
+        palette = meta.get('palette') or colours.tolist()
         self.run = MMSegInferencer(
             config, checkpoint, classes=self.classes, palette=palette, device=device
         )
@@ -290,8 +291,3 @@ def _dataset_meta(content: Any) -> Mapping:
     meta = content.get('meta') if isinstance(content, Mapping) else None
     classes = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
     return classes if isinstance(classes, Mapping) else {}
-
-
-def _palette(count: int) -> list[list[int]]:
-    """Colors that are the same every time."""
-    return np.random.default_rng(0).integers(0, 256, (count, 3)).tolist()

@@ -140,10 +140,6 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
 def _are_weights(weights: Any) -> bool:
     return isinstance(weights, Mapping) and all(
         isinstance(value, Tensor) or str(name).endswith('_extra_state')
@@ -190,8 +186,8 @@ _ENTRIES: dict[str, Callable[[Any], bool]] = {
     'resume_data_seed': _is_seed,
     'resume_validated': _is_count,
     'best_score': lambda value: type(value) in (int, float),
-    'keep_ckpt_ids': _is_list,
-    'outdated_checkpoints': _is_list,
+    'keep_ckpt_ids': lambda value: isinstance(value, list),
+    'outdated_checkpoints': lambda value: isinstance(value, list),
     'max_': _is_count,
 }
 

@@ -235,6 +235,9 @@ def test_pictures_that_are_learned_and_measured(boxes: Path, labels: Path, tmp_p
     cfg.val_dataloader = dict(dataset=coco_dataset(tmp_path / 'link'))
     _, report = check_annotations(cfg, ('train', 'val'), thorough=False)
     assert '4 of 4 pictures' in report.warnings[0]
+    cfg.train_dataloader.dataset.indices, cfg.val_dataloader.dataset.indices = [0, 1], [2, 3]
+    _, report = check_annotations(cfg, ('train', 'val'), thorough=False)
+    assert not report.warnings
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,9 @@ def _compare_files(
     former: DatasetConfig, first: Findings, data: DatasetConfig, other: Findings
 ) -> None:
     """Reports pictures that are both learned and measured."""
-    if former.split != 'train' or data.split == 'train':
+    # Lists of indices may divide one set.
+    divided = any(not isinstance(d.config.get('indices', 0), int) for d in (former, data))
+    if former.split != 'train' or data.split == 'train' or divided:
         return
     shared = first.files & other.files
     if shared and os.path.isdir(min(shared)):
