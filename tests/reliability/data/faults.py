@@ -110,6 +110,11 @@ LIST_FAULTS: dict[str, tuple[Callable[[dict], None], str, bool]] = {
         r'height is .*above 0: id 2 \(0\)',
         True,
     ),
+    'a zero byte in a name': (
+        change('images', 2, file_name='a\0.jpg'),
+        'images whose file_name is .*not a text',
+        True,
+    ),
     'a number for an image': (add('images', 5), 'images whose id is missing.*: number 4', True),
     'a number as a category name': (
         add('categories', {'id': 9, 'name': 7}),

@@ -34,7 +34,7 @@ def _is_box(value: Any) -> bool:
 
 # Allowed values in words, and a check.
 _ID = 'a number or a text', lambda value: type(value) in (int, float, str)
-_TEXT = 'a text', lambda value: isinstance(value, str)
+_TEXT = 'a text', lambda value: isinstance(value, str) and '\0' not in value
 _SIDE = 'an integer above 0', lambda x: _is_number(x) and x > 0 and x == int(x)
 # mmdet only checks that it is above 0.
 _AREA = 'a number', lambda value: type(value) in (int, float)
