@@ -40,7 +40,7 @@ run_distributed() {
     fi
     # Slurm's warning is for the ranks, which save on it; torchrun would end.
     trap '' USR1
-    # From Python 3.11 on: no module of the working directory stands in for one of torch's.
+    # No module of the working directory stands in for one of torch's.
     export PYTHONSAFEPATH=1
     exec "${PYTHON:-python}" -m torch.distributed.run "${where[@]}" --nproc-per-node "$gpus" \
         "$script" "$@" --launcher pytorch
