@@ -61,10 +61,10 @@ def load_config(
         )
     path = find_config(config)
     if path is None or not path.is_file():
+        closest = suggest(Path(config).stem, config_names())
         raise UsageError(
-            f"there is no config '{config}' (looked for {os.path.abspath(config)})"
-            f'{_closest(config)}; give the path of a .py file, or the name of one in '
-            f'{config_root()} such as maskrcnn_vittt_s_1x'
+            f"there is no config '{config}' (looked for {os.path.abspath(config)}){closest}; give the "
+            f'path of a .py file, or the name of one in {config_root()} such as maskrcnn_vittt_s_1x'
         )
     try:
         cfg = Config.fromfile(path)
@@ -179,10 +179,6 @@ def config_names() -> list[str]:
     return sorted(path.stem for path in config_root().glob('*.py'))
 
 
-def _closest(name: str | os.PathLike[str]) -> str:
-    return suggest(Path(name).stem, config_names())
-
-
 def config_root() -> Path:
     """The folder of mmvttt's configs, in the installed package or in a clone."""
     package = Path(__file__).parents[1]
@@ -200,5 +196,6 @@ def own_config(name: str) -> Path:
     path = root / name
     # A name must stay inside the folder.
     if not path.is_file() or '..' in path.parts or Path(name).is_absolute():
-        raise FileNotFoundError(f"mmvttt has no config '{name}' (looked in {root}){_closest(name)}")
+        closest = suggest(Path(name).stem, config_names())
+        raise FileNotFoundError(f"mmvttt has no config '{name}' (looked in {root}){closest}")
     return path

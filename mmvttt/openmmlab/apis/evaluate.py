@@ -70,10 +70,9 @@ def evaluate(
     if type_name(cfg.get('runner_type')).rpartition('.')[2] == 'FlexibleRunner':
         # FSDP's checkpoints are whole, and are evaluated as such.
         cfg.pop('runner_type')
-    scope = cfg.get('default_scope')
     if show_dir is not None:
         show_predictions(cfg, show_dir)
-    metrics = [] if out is None else [_dump(scope, out)]
+    metrics = [] if out is None else [_dump(cfg.get('default_scope'), out)]
     if tta:
         enable_tta(cfg)
     check_data(cfg, ('test',))

@@ -9,13 +9,14 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from mmengine.structures import InstanceData, PixelData
 from torch import Tensor, nn
 
 from mmvttt.deploy.runtime import PREPARATION, ExportedFile, open_exported
 from mmvttt.errors import UsageError
+
+from ..reliability.fit import numbers
 
 
 def run_file(
@@ -83,7 +84,7 @@ def require_same_preparation(file: ExportedFile, preprocessor: Any) -> None:
     saved = {k: json.loads(file.notes[k]) for k in PREPARATION if k in file.notes}
     swaps = ('_channel_conversion', 'channel_conversion', 'to_rgb')
     facts: dict[str, tuple[Any, Any]] = {
-        name: (_numbers(saved.get(name)), _numbers(getattr(preprocessor, name, None)))
+        name: (numbers(saved.get(name)), numbers(getattr(preprocessor, name, None)))
         for name in ('mean', 'std')
     }
     swapped = any(getattr(preprocessor, name, False) for name in swaps)
@@ -94,10 +95,6 @@ def require_same_preparation(file: ExportedFile, preprocessor: Any) -> None:
                 f'{file.path!r} was exported for images with {name}={there}, and the '
                 f"data_preprocessor here has {name}={here}: give the export's config"
             )
-
-
-def _numbers(values: Any) -> list[float]:
-    return [] if values is None else torch.as_tensor(values).flatten().tolist()
 
 
 class _Fit:

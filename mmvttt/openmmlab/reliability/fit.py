@@ -164,7 +164,7 @@ def _of_other_images(runner: Runner) -> Iterator[str]:
         return
     model = bare_model(runner.model)
     preprocessor = getattr(model, 'data_preprocessor', None)
-    here = [_numbers(getattr(preprocessor, name, None)) for name in ('mean', 'std')]
+    here = [numbers(getattr(preprocessor, name, None)) for name in ('mean', 'std')]
     for name, module in model.named_modules():
         if not getattr(module, 'preparation', None):
             continue
@@ -179,5 +179,8 @@ def _of_other_images(runner: Runner) -> Iterator[str]:
             )
 
 
-def _numbers(values: torch.Tensor | None) -> list[float]:
-    return [] if values is None else [round(x, 3) for x in values.flatten().tolist()]
+def numbers(values: Any) -> list[float]:
+    """A mean or deviation of the channels, a tensor or a list, as numbers to compare; or none."""
+    if values is None:
+        return []
+    return [round(x, 3) for x in torch.as_tensor(values).flatten().tolist()]

@@ -1,6 +1,5 @@
 """Sources of the digits and photographs of the built-in set, and their split into train and val."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,21 +37,13 @@ def load_photos() -> dict[str, np.ndarray]:
     from skimage import data
     from sklearn.datasets import load_sample_image
 
-    readers: dict[str, Callable[[], np.ndarray]] = {
-        'astronaut': data.astronaut,
-        'camera': data.camera,
-        'chelsea': data.chelsea,
-        'china': lambda: load_sample_image('china.jpg'),
-        'coffee': data.coffee,
-        'flower': lambda: load_sample_image('flower.jpg'),
-        'motorcycle': lambda: data.stereo_motorcycle()[0],
-        'rocket': data.rocket,
-    }
-    photos = {name: np.asarray(read(), dtype=np.uint8) for name, read in readers.items()}
-    return {
-        name: photo if photo.ndim == 3 else np.repeat(photo[..., None], 3, axis=2)
-        for name, photo in photos.items()
-    }
+    ours = ('astronaut', 'camera', 'chelsea', 'coffee', 'rocket')
+    photos = {name: getattr(data, name)() for name in ours}
+    photos |= {name: load_sample_image(f'{name}.jpg') for name in ('china', 'flower')}
+    photos['motorcycle'] = data.stereo_motorcycle()[0]
+    photos['camera'] = np.repeat(photos['camera'][..., None], 3, axis=2)
+    # The random numbers of the set follow this order.
+    return {name: np.asarray(photos[name], np.uint8) for name in sorted(photos)}
 
 
 def load_digits() -> list[Digit]:
@@ -102,10 +93,6 @@ def split_photos(
         if rng.random() < 0.5:
             spans = {'train': (0, train), 'val': (train, val)}
         for split, (start, extent) in spans.items():
-            wide = width >= height
-            parts[split].append(
-                Region(name, start, 0, extent, height)
-                if wide
-                else Region(name, 0, start, width, extent)
-            )
+            box = (start, 0, extent, height) if width >= height else (0, start, width, extent)
+            parts[split].append(Region(name, *box))
     return parts

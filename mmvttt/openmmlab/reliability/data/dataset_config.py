@@ -99,7 +99,11 @@ class DatasetConfig:
         if isinstance(kind, str):
             with DATASETS.switch_scope_and_registry(self.scope) as registry:
                 kind = registry.get(kind)
-        if not isinstance(kind, type) or not _is_lazy(kind):
+        if not isinstance(kind, type):
+            return None
+        # The checks build it without loading it.
+        parameters = signature(kind).parameters.values()
+        if not any(p.name == 'lazy_init' or p.kind == p.VAR_KEYWORD for p in parameters):
             return None
         for base in kind.__mro__:
             toolbox = base.__module__.partition('.')[0]
@@ -138,12 +142,6 @@ class DatasetConfig:
                 key = f'data_prefix.{name}' if name else 'data_prefix'
                 paths[key] = os.path.join(root, expand(prefix))
         return paths
-
-
-def _is_lazy(kind: type) -> bool:
-    """Whether a data set can be built without being loaded."""
-    parameters = signature(kind).parameters.values()
-    return any(p.name == 'lazy_init' or p.kind == p.VAR_KEYWORD for p in parameters)
 
 
 def datasets_of(cfg: Mapping | Config) -> list[DatasetConfig]:
