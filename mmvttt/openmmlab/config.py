@@ -63,8 +63,9 @@ def load_config(
     if path is None or not path.is_file():
         closest = suggest(Path(config).stem, config_names())
         raise UsageError(
-            f"there is no config '{config}' (looked for {os.path.abspath(config)}){closest}; give the "
-            f'path of a .py file, or the name of one in {config_root()} such as maskrcnn_vittt_s_1x'
+            f"there is no config '{config}' (looked for {os.path.abspath(config)}){closest}; give "
+            f'the path of a .py file, or the name of one in {config_root()} such as '
+            'maskrcnn_vittt_s_1x'
         )
     try:
         cfg = Config.fromfile(path)
