@@ -239,6 +239,7 @@ def test_options_that_do_not_fit_the_config(tmp_path: Path) -> None:
     for message, call in (
         ('no tta_model and tta_pipeline', lambda: enable_tta(load_config('vittt_digits'))),
         (r'--show-dir needs default_hooks\.v', lambda: show_predictions(Config(empty), 'a')),
+        ('omit --tta', lambda: evaluate('vittt_digits', 'a.pth', tta=True, show_dir='a')),
         (r"'a\.json' must end in \.pkl", lambda: _dump('mmdet', 'a.json')),
     ):
         with pytest.raises(UsageError, match=message):

@@ -65,6 +65,8 @@ def evaluate(
     if file is not None and (tta or cuda_graph):
         raise UsageError('a file predicts as it was exported: leave out --tta and --cuda-graph')
     cfg = load_config(config, needed=_NEEDED, **config_args)
+    if tta and show_dir is not None and cfg.get('default_scope') == 'mmpretrain':
+        raise UsageError('mmpretrain cannot draw merged predictions: omit --tta or --show-dir')
     source = existing(checkpoint)
     cfg.load_from, cfg.resume = source, False
     if type_name(cfg.get('runner_type')).rpartition('.')[2] == 'FlexibleRunner':

@@ -73,7 +73,7 @@ def check_images(
         if missing:
             findings.error(
                 f'{len(missing)} of {len(images)} images that were checked do not exist, such as '
-                f' {missing[0]}; correct data_prefix, or the names in the annotations'
+                f'{missing[0]}; correct data_prefix, or the names in the annotations'
             )
         return
     facts = decoded(read_image, [path for path, _ in images], scope)
