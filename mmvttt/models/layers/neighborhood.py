@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from .precision import at_least_fp32
+
 # Numbers to gather at once: 256 MiB of fp32.
 _GATHERED = 2**26
 
@@ -45,13 +47,19 @@ def _gathered(
     )
     # (h, w, kh, kw) → (N, window²): the index of every neighbour.
     index = (rows[:, None, :, None] * hw[1] + columns[None, :, None, :]).flatten(2).flatten(0, 1)
+    q = q * dim**-0.5
+    if torch.compiler.is_exporting():
+        # The number of chunks would be fixed.
+        return _weighed(q, k[:, index], v[:, index])
     chunk = max(1, _GATHERED // max(1, batch * index.shape[1] * heads * dim))
-    outs = []
-    for near, query in zip(index.split(chunk), (q * dim**-0.5).split(chunk, 1), strict=True):
-        scores = torch.einsum('bnhd,bnmhd->bnhm', query, k[:, near])
-        weights = scores.float().softmax(-1) if scores.dtype.itemsize < 4 else scores.softmax(-1)
-        outs.append(torch.einsum('bnhm,bnmhd->bnhd', weights.to(v.dtype), v[:, near]))
-    return torch.cat(outs, 1)
+    parts = zip(index.split(chunk), q.split(chunk, 1), strict=True)
+    return torch.cat([_weighed(query, k[:, near], v[:, near]) for near, query in parts], 1)
+
+
+def _weighed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of `(B, n, H, d)` to the `(B, n, window², H, d)` neighbours of each."""
+    weights = at_least_fp32(torch.einsum('bnhd,bnmhd->bnhm', q, k)).softmax(-1)
+    return torch.einsum('bnhm,bnmhd->bnhd', weights.to(v.dtype), v)
 
 
 def _inside(query: Tensor, key: Tensor, hw: tuple[int, int], sides: tuple[int, int]) -> Tensor:
