@@ -11,9 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from timm.layers import pos_embed_sincos
 from torch import Tensor, nn
 from torch.fx.experimental import _config as fx_config
 
@@ -30,6 +32,8 @@ SUFFIXES = ('.pt2', '.onnx', '.xml')
 _log = logging.getLogger(__name__)
 
 
+# Parameters that want gradients change the operators of a scan.
+@torch.no_grad()
 def export_module(
     module: nn.Module,
     image: Tensor,
@@ -117,10 +121,14 @@ def _require_free_size(network: nn.Module) -> None:
 
 def _trace(network: nn.Module, image: Tensor, fixed_size: bool) -> torch.export.ExportedProgram:
     free = torch.export.Dim.DYNAMIC
-    dims = {} if len(image) == 1 else {0: free} if fixed_size else {0: free, 2: free, 3: free}
+    dims = ({} if len(image) == 1 else {0: free}) | ({} if fixed_size else {2: free, 3: free})
     try:
-        # Otherwise torch's choice of a memory format excludes batches of one.
-        with torch.no_grad(), fx_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        with (
+            # Otherwise torch's choice of a memory format excludes batches of one.
+            fx_config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]
+            # DINOv3's positions divide by float(side), which would fix the example's size.
+            patch.object(pos_embed_sincos, 'float', torch.sym_float, create=True),
+        ):
             return torch.export.export(network, (image,), dynamic_shapes=(dims,))
     except torch._dynamo.exc.UserError as error:
         if fixed_size:

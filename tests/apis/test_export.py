@@ -1,6 +1,8 @@
 """Models as files of torch.export and of ONNX, at sizes other than the one they were traced at."""
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,13 @@ from mmengine.config import Config
 from mmvttt.deploy.compare import compare
 from mmvttt.deploy.export import _resizings, export_module
 from mmvttt.errors import CheckpointMismatchError, UsageError
+from mmvttt.models.backbones import T5, TimmViT, Vittt
+from mmvttt.models.layers import neighborhood
 from mmvttt.openmmlab.analysis.models import find_model, load_model
 from mmvttt.openmmlab.apis.export import export_model, exportable
 
 from ..configs.reduced import reduce_model
+from ..models.building import shaken
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 
@@ -121,6 +126,28 @@ def test_what_is_exported_can_be_trained_later() -> None:
     model = find_model('cifar10_vittt_nano').model
     exportable(model)
     assert all(p.requires_grad for p in model.parameters())
+
+
+ARCH = dict(embed_dims=16, num_layers=1, num_heads=2, feedforward_channels=16)
+DINO = dict(embed_dim=16, depth=1, num_heads=2)
+
+
+@pytest.mark.parametrize(
+    'build',
+    [
+        partial(Vittt, ARCH, 'gating', cls_mode='middle', out_type='avg_featmap'),
+        partial(T5, ARCH, mixer=dict(neighborhood=3)),
+        partial(TimmViT, 'vit_small_patch16_dinov3', model_options=DINO),
+    ],
+)
+def test_one_image_stands_for_all_sizes(
+    build: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighborhood, '_GATHERED', 5000)
+    model = shaken(build()).eval()
+    run = export_module(model, torch.rand(1, 3, 64, 96), tmp_path / 'model.pt2', decompose=True)
+    for size in ((64, 96), (112, 80), (33, 250)):
+        assert compare(model, run, torch.rand(1, 3, *size)).error < 1e-5
 
 
 def test_a_model_in_training_mode(tmp_path: Path) -> None:
