@@ -145,8 +145,8 @@ def test_show_dir_speaks_every_toolbox_s_language(scope: str, drawn: dict) -> No
     )
     show_predictions(cfg, '/pictures')
     assert cfg.default_hooks.visualization == {**hook, **drawn}
-    shown = {'save_dir': '/pictures', 'name': '/pictures'}
-    assert cfg.visualizer == (shown if scope == 'mmseg' else {})
+    shown = {'save_dir': '/pictures'} if scope == 'mmseg' else {}
+    assert cfg.visualizer == shown | {'name': '/pictures'}
 
 
 def test_torchrun_without_a_launcher(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

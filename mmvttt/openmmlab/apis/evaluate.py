@@ -132,11 +132,13 @@ def show_predictions(cfg: Config, folder: str) -> None:
         hook.update(enable=True, out_dir=folder, interval=1)
     elif cfg.default_scope == 'mmseg':
         hook.update(draw=True, interval=1)
-        # By the config's name mmengine would return that of an earlier run in this process.
-        cfg.visualizer.update(save_dir=folder, name=folder)
+        cfg.visualizer.save_dir = folder
     else:
         # mmdet joins the folder to work_dir/<timestamp>, unless it is absolute.
         hook.update(draw=True, test_out_dir=os.path.abspath(folder))
+    if cfg.get('visualizer') is not None:
+        # By the config's name mmengine would return that of an earlier run in this process.
+        cfg.visualizer.name = folder
 
 
 def _dump(scope: str | None, out: str) -> Any:
