@@ -76,15 +76,12 @@ _PARTS = {'inner': INNER_MODELS, 'loss': INNER_LOSSES, 'key_norm': KEY_NORMS}
 
 def foreign_part(option: str, name: str) -> Any:
     """The class or function of another package that an option of the library names, or None."""
-    registry = _PARTS.get(option, root.MODELS)
+    if option not in _PARTS:
+        return resolve_type(name, root.MODELS, None)
     try:
-        part = registry.get(name)
-        if part is None and registry is root.MODELS:
-            with registry.switch_scope_and_registry(None) as scoped:
-                part = scoped.get(name)
+        return _PARTS[option].get(name)
     except RuntimeError:
         return None
-    return part
 
 
 def resolve_type(kind: Any, registry: root.Registry, scope: str | None) -> Any:
