@@ -276,6 +276,11 @@ def test_a_backbone_that_does_not_fit():
         ViTAdapter(backbone)
 
 
+def test_a_backbone_need_not_name_what_must_not_decay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(PlainStub, 'no_weight_decay')
+    assert ViTAdapter(PlainStub(), norm_layer='BN').no_weight_decay() == {'level_embed'}
+
+
 def test_any_depth_and_uneven_groups():
     assert build(num_layers=6).interaction_indexes == [(0, 0), (1, 2), (3, 3), (4, 5)]
     model = build(num_layers=2)

@@ -268,7 +268,8 @@ class ViTAdapter(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not decay, beyond norms, biases and 1-D ones."""
-        return {'level_embed'} | {f'backbone.{name}' for name in self.backbone.no_weight_decay()}
+        names = getattr(self.backbone, 'no_weight_decay', set)()
+        return {'level_embed'} | {f'backbone.{name}' for name in names}
 
 
 class _Doubling(nn.ConvTranspose2d):
