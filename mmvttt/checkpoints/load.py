@@ -15,14 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError, CheckpointMismatchError
 from .families import timm_names
-from .match import (
-    LoadReport,
-    Preparation,
-    compare,
-    least_matched,
-    require_match,
-    require_parts,
-)
+from .match import LoadReport, Preparation, compare, least_matched, require_match, require_parts
 from .read import read_weights, under
 from .sources import config_beside, shown
 
@@ -106,9 +99,15 @@ def load_pretrained(
     source = shown(os.fspath(checkpoint))
     config = config_beside(os.fspath(checkpoint))
     parts: Iterable[Any] = module.modules() if config else ()
-    for part in parts:
-        if hasattr(part, 'require_config'):
-            part.require_config(config, source)
+    try:
+        for part in parts:
+            if hasattr(part, 'require_config'):
+                part.require_config(config, source)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f'the config.json of {source!r} has an entry that makes no sense '
+            f'({type(error).__name__}: {error}): copy the whole folder again'
+        ) from error
     fit = adapt or partial(adapted, module)
     if prefix is None:
         prefix = _found_prefix(module, weights, fit, source)

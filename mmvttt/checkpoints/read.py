@@ -19,12 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.serialization import safe_globals
 
-from ..errors import (
-    CheckpointError,
-    CheckpointMismatchError,
-    RefusedCheckpointError,
-    first_line,
-)
+from ..errors import CheckpointError, CheckpointMismatchError, RefusedCheckpointError, first_line
 from .allow_list import allowed
 from .sources import located, shown, weight_map
 

@@ -112,8 +112,6 @@ class OpenVINOFile(ExportedFile):
     """
 
     runtime = 'OpenVINO'
-    precision: str
-    images: Sequence[int] | None
 
     def __init__(
         self,
@@ -125,9 +123,7 @@ class OpenVINOFile(ExportedFile):
             raise UsageError(
                 f'OpenVINO computes in {" or ".join(_PRECISIONS)} here, not in {precision!r}'
             )
-        # Not as attributes, because the module does not exist yet.
-        object.__setattr__(self, 'precision', precision)
-        object.__setattr__(self, 'images', images)
+        self.precision, self.images = precision, images
         super().__init__(path)
 
     def _open(self) -> tuple[tuple[str, ...], tuple[int | str, ...]]:

@@ -16,14 +16,7 @@ from ..layers.mixer import Mixer, resolve_mixer
 from ..layers.mixer_block import MixerBlock
 from ..layers.norms import ConvNormAct, NormLayer, build_norm
 from ..layers.rope import rotation_2d
-from .base import (
-    OUT_TYPES,
-    check_image,
-    drop_path_rates,
-    map_size,
-    resolve_arch,
-    resolve_indices,
-)
+from .base import OUT_TYPES, check_image, drop_path_rates, map_size, resolve_arch, resolve_indices
 
 _MLP_RATIO = 4
 _NORM_EPS = 1e-5

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmvttt.arguments import check_choice, check_config, check_int, checked_size
 from mmvttt.checkpoints.families import to_timm
-from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.errors import CheckpointMismatchError
 
 from ..layers.json_options import from_json, to_json
 from ..linearize import MapSize, linearize
@@ -238,27 +238,17 @@ class TimmViT(PlainBackbone):
 
         Raises:
             CheckpointMismatchError: It computes something else, or was linearized otherwise.
-            CheckpointError: The config is damaged.
         """
-        try:
-            if config.get('architecture') == 'linear_vit':
-                self._require_note(config['model_args']['linearize'], source)
-            elif 'model_type' in config:
-                self._require_config_of_transformers(config.get('vision_config') or config, source)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f'the config.json of {source!r} has an entry that makes no sense '
-                f'({type(error).__name__}: {error}): copy the whole folder again'
-            ) from error
-
-    def _require_note(self, options: Mapping[str, Any], source: str) -> None:
-        # Names in a file are looked up in our own tables only.
-        saved = to_json(from_json(options))
-        if self._note is None or self._note.to_json() != saved:
-            raise CheckpointMismatchError(
-                f'{source!r} was linearized with other options, which its tensors do not show: '
-                f'give TimmViT linearize={saved}'
-            )
+        if config.get('architecture') == 'linear_vit':
+            # Names in a file are looked up in our own tables only.
+            saved = to_json(from_json(config['model_args']['linearize']))
+            if self._note is None or self._note.to_json() != saved:
+                raise CheckpointMismatchError(
+                    f'{source!r} was linearized with other options, which its tensors do not show: '
+                    f'give TimmViT linearize={saved}'
+                )
+        elif 'model_type' in config:
+            self._require_config_of_transformers(config.get('vision_config') or config, source)
 
     def _require_config_of_transformers(self, config: Mapping[str, Any], source: str) -> None:
         # An option that is left out has a default of transformers, which is not known here.

@@ -5,17 +5,15 @@ Needs the extra `gen` (diffusers), which `DiT3` imports when it is asked for.
 
 from typing import TYPE_CHECKING, Any
 
-from .losses import DDPMLoss, FlowLoss
+from mmvttt.on_demand import OnDemand
 
 if TYPE_CHECKING:
     from .dit3 import DiT3
+    from .losses import DDPMLoss, FlowLoss
 
 __all__ = ['DDPMLoss', 'DiT3', 'FlowLoss']
+_NAMES = OnDemand(__name__, dit3='DiT3', losses='DDPMLoss FlowLoss')
 
 
 def __getattr__(name: str) -> Any:
-    if name == 'DiT3':
-        from .dit3 import DiT3
-
-        return DiT3
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return _NAMES.attribute(name)

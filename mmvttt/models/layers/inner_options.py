@@ -4,13 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from mmvttt.arguments import (
-    check_backend,
-    check_choice,
-    check_int,
-    check_number,
-    checked_size,
-)
+from mmvttt.arguments import check_backend, check_choice, check_int, check_number, checked_size
 
 from ..build import build_part
 from .inner_losses import InnerLoss

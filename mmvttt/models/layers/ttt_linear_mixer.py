@@ -12,13 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmvttt.arguments import (
-    check_backend,
-    check_choice,
-    check_int,
-    check_number,
-    checked_head_dims,
-)
+from mmvttt.arguments import check_backend, check_choice, check_int, check_number, checked_head_dims
 from ttt_kernels import ttt_linear
 
 from .conv import CausalConv1d

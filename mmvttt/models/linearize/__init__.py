@@ -3,10 +3,4 @@
 from .linearize import RECIPES, Linearization, linearize
 from .replacement import MapSize, Replacement
 
-__all__ = [
-    'RECIPES',
-    'Linearization',
-    'MapSize',
-    'Replacement',
-    'linearize',
-]
+__all__ = ['RECIPES', 'Linearization', 'MapSize', 'Replacement', 'linearize']
