@@ -122,6 +122,8 @@ def test_a_folder_names_no_other_source(args, tmp_path):
     path.write_text(json.dumps(config))
     with pytest.raises((ValueError, TypeError), match=r'source|checkpoint_path'):
         load()
+    with pytest.raises(TypeError, match=r"linear_vit\(\) missing .* 'source'"):
+        timm.create_model('linear_vit')
 
 
 def test_names_come_back_as_the_parts():

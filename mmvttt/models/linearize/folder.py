@@ -107,20 +107,21 @@ def _build(source: str, linearize: Mapping[str, Any], **options: Any) -> nn.Modu
 
 
 @register_model
-def linear_vit(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+def linear_vit(pretrained: bool = False, *, source: str, **kwargs: Any) -> nn.Module:
     """A linearized timm vision transformer.
 
     Args:
         pretrained: Whether to load weights, of the folder or hub that the model comes from.
-        kwargs: `source`, its name in timm's registry; `linearize`, options of `linearize`; and
-            options of the source.
+        source: Its name in timm's registry.
+        kwargs: `linearize`, options of `linearize`; and options of the source.
     """
     kwargs.setdefault('linearize', {})
     return build_model_with_cfg(
         _build,
-        kwargs['source'],
+        source,
         pretrained,
         pretrained_filter_fn=lambda weights, model: from_authors(model)(weights, model),
         feature_cfg=dict(out_indices=3, feature_cls='getter'),
+        source=source,
         **kwargs,
     )
