@@ -222,9 +222,8 @@ def _step_gradients(
     dw,  # (B, H, D, 2·D): dW′ over all tokens
     w1,  # (H, D, D)
     w2,
-    j,  # (B, H, 2, D, D), in the type of the tokens
+    j,  # (H + B·H, 2, D, D), in the type of the tokens: w1 and w2, then j of every sum
     peak,  # (B, H)
-    weights,  # (H, 2, D, D), w1 and w2 in the tokens' type
     H,
     D: tl.constexpr,
     DAMPING: tl.constexpr,
@@ -236,7 +235,8 @@ def _step_gradients(
     program = tl.program_id(0).to(tl.int64)
     g += program * 2 * D * D
     dw += program * 2 * D * D
-    j += program * 2 * D * D + square(D, D)
+    weights = j + program * 2 * D * D + square(D, D)
+    j = weights + H * 2 * D * D
     j1 = _step_gradient(g, dw, D, DAMPING)
     j2 = _step_gradient(g + D, dw + D, D, DAMPING)
     largest = tl.maximum(tl.max(tl.abs(j1)), tl.max(tl.abs(j2)))
@@ -246,17 +246,15 @@ def _step_gradients(
     tl.store(peak + program, largest)
     if program < H:
         place = program * D * D + square(D, D)
-        rounded = weights + program * D * D + place
-        tl.store(rounded, tl.load(w1 + place).to(weights.dtype.element_ty))
-        tl.store(rounded + D * D, tl.load(w2 + place).to(weights.dtype.element_ty))
+        tl.store(weights, tl.load(w1 + place).to(j.dtype.element_ty))
+        tl.store(weights + D * D, tl.load(w2 + place).to(j.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=['N', 'H', 'span', 'splits'])
 def _step_backward(
     k,  # (B, N, H, D), any strides but the last
     v,
-    weights,  # (H, 2, D, D), in the type of the tokens
-    j,  # (B, H, 2, D, D), in the tokens' type, over `peak`
+    j,  # (H + B·H, 2, D, D), in the tokens' type: w1 and w2, then j over `peak`
     peak,  # (B, H)
     dk,  # (B, N, H, D)
     dv,
@@ -290,10 +288,10 @@ def _step_backward(
     dk += out_start
     dv += out_start
     dw += tl.program_id(0).to(tl.int64) * 2 * D * D
-    at_w1 = weights + program % H * 2 * D * D + square(D, D)
+    at_w1 = j + program % H * 2 * D * D + square(D, D)
     at_w2 = at_w1 + D * D
     w1, w2 = tl.load(at_w1), tl.load(at_w2)
-    at_j1 = j + program.to(tl.int64) * 2 * D * D + square(D, D)
+    at_j1 = j + (H + program).to(tl.int64) * 2 * D * D + square(D, D)
     at_j2 = at_j1 + D * D
     j1, j2 = tl.load(at_j1), tl.load(at_j2)
     scale = tl.load(peak + program) * factor / N
@@ -382,22 +380,19 @@ def _planned(
     device: torch.device,
     damping: bool,
     *strides: tuple[int, ...],
-) -> tuple[_launch.Pass, _launch.Pass]:
+) -> tuple[_launch.Pass, _launch.Pass, _launch.Launch]:
+    """As `_launch.passes`, and the launch of `_step_gradients`."""
+    batch, _, heads, dim = shape
     gpu = _launch.gpu(_NAME, dtype, device)
 
     def options(kernel: str) -> dict:
         damped = {'DAMPING': damping} if kernel.startswith('read') else {}
-        return config(kernel, dtype, shape[-1], gpu) | damped
+        return config(kernel, dtype, dim, gpu) | damped
 
     kernels = (_step, _read), (_step_backward, _read_backward)
-    return _launch.passes(*kernels, options, shape, strides)
-
-
-@_launch.plan
-def _gradients_of_steps(
-    sums: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device, damping: bool
-) -> _launch.Launch:
-    return _launch.Launch(_step_gradients, (sums,), H=heads, D=dim, DAMPING=damping)
+    sizes = {'H': heads, 'D': dim, 'DAMPING': damping}
+    gradients = _launch.Launch(_step_gradients, (batch * heads,), **sizes)
+    return *_launch.passes(*kernels, options, shape, strides), gradients
 
 
 def _apart(g: Tensor) -> Tensor:
@@ -423,7 +418,7 @@ def forward(
         return o, _beside(g)
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous()}
     (q, k, v), strides = _launch.dense(q, k, v)
-    step, read = _planned(q.shape, q.dtype, q.device, damping, *strides)
+    step, read, _ = _planned(q.shape, q.dtype, q.device, damping, *strides)
     splits, shape = step.splits, (batch, heads, dim, 2 * dim)
     g = w1.new_empty(shape if splits == 1 else (step.sums, splits, *shape[2:]))
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -457,16 +452,14 @@ def backward(
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     (do, q, k, v), strides = _launch.dense(do, q, k, v)
     # Both passes have the same blocks: the second adds to the partial sums of the first.
-    step, read = _planned(q.shape, q.dtype, q.device, damping, *strides)
+    step, read, gradients = _planned(q.shape, q.dtype, q.device, damping, *strides)
     sums, splits, _ = read
     dw = w1.new_empty((batch, heads, splits, dim, 2, dim))
-    steps = {'j': q.new_empty((sums, 2, dim, dim)), 'peak': dw.new_empty(sums)}
-    steps['weights'] = q.new_empty((heads, 2, dim, dim))
+    steps = {'j': q.new_empty((sums + heads, 2, dim, dim)), 'peak': dw.new_empty(sums)}
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous(), 'g': g.contiguous()}
     with _launch.on(q):
         read.launch(do=do, q=q, dq=dq, dw=dw, **weights)
         total = dw if splits == 1 else _launch.add_up(dw.flatten(0, 1))
-        damp = _gradients_of_steps(sums, heads, dim, q.dtype, q.device, damping)
-        damp(dw=total, **weights, **steps)
+        gradients(dw=total, **weights, **steps)
         step.launch(k=k, v=v, dk=dk, dv=dv, dw=dw, factor=scale, **steps)
     return dq, dk, dv, *(x.sum((0, 2)) for x in dw.unbind(-2))
