@@ -25,7 +25,7 @@ class BuildWithMim(build_py):
 
     def run(self) -> None:
         super().run()
-        # Of an editable install, what is not a link to the sources.
+        # In an editable install: all that is not a link to the sources.
         wheel = self.get_finalized_command('install').install_lib
         library = wheel if self.editable_mode else self.build_lib
         self.copy_file(str(ROOT / STARTUP), str(Path(library) / STARTUP))

@@ -58,12 +58,13 @@ class Launch:
 
     Triton looks for the compiled kernel by all arguments of a launch, for 15 to 45 µs. Here the
     layout has decided all but whether the tensors begin at multiples of 16 bytes. If they do, the
-    compiled kernel of an earlier launch is launched. AMD's also depend on the size of storages.
+    compiled kernel of an earlier launch is launched. On AMD storage sizes count too, so Triton
+    searches every time.
     """
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], **constants: Any) -> None:
         self.kernel, self.grid, self.constants = kernel, grid, constants
-        self.places = {name: i for i, name in enumerate(kernel.arg_names)}
+        self.positions = {name: i for i, name in enumerate(kernel.arg_names)}
         self.arguments = [constants.get(name) for name in kernel.arg_names]
         self.compiled: Callable[..., None] | None = None
 
@@ -72,13 +73,13 @@ class Launch:
         if self.compiled is not None and aligned:
             arguments = self.arguments.copy()
             for name, x in given.items():
-                arguments[self.places[name]] = x
+                arguments[self.positions[name]] = x
             self.compiled(*arguments)
             return
-        found = self.kernel.run(grid=self.grid, warmup=False, **self.constants, **given)
-        # None from the interpreter.
-        if found is not None and aligned and not torch.version.hip:
-            self.compiled = found[(*self.grid, 1, 1)[:3]]
+        compiled = self.kernel.run(grid=self.grid, warmup=False, **self.constants, **given)
+        # The interpreter returns None.
+        if compiled is not None and aligned and not torch.version.hip:
+            self.compiled = compiled[(*self.grid, 1, 1)[:3]]
 
 
 def _aligned(values: Iterable[Any]) -> bool:

@@ -58,7 +58,7 @@ def test_bases_and_imports_that_are_missing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"child\.py' cannot be read: .*nowhere\.py not found"):
         load_config(child)
     pytest.importorskip('mmdet')
-    # A user's own module is no base from mmdet.
+    # A user's own module, not a base from mmdet.
     child.write_text("custom_imports = dict(imports=['my_mmdet_models'])\n")
     with pytest.raises(ImportError, match='my_mmdet_models'):
         load_config(child)

@@ -195,7 +195,9 @@ def exported(
 ) -> Tensor:
     """`forward` in operators that exporters know: `grid_sample` for each level."""
     if shapes is not None:
-        raise NotImplementedError('deform_attn: spatial_shapes in a tensor cannot be exported')
+        raise NotImplementedError(
+            'deform_attn: spatial_shapes in a tensor cannot be exported; give a list of (h, w)'
+        )
     wide = state_dtype(value.dtype)
     batch, _, heads, _ = value.shape
     weights = weights.to(wide).transpose(1, 2).flatten(0, 1).unsqueeze(1)  # (B·H, 1, Q, L, P)

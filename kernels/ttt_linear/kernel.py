@@ -236,7 +236,7 @@ class _Plan:
             'PRECISION': _launch.precision(dtype),
             'num_warps': dim // CHUNK,
         }
-        # Of q, k, v, without the last dimension's, which is read as contiguous.
+        # Strides of q, k, v, without the last dimension's, which is read as contiguous.
         strides = tuple(x[:-1] for x in strides)
         # By whether programs share a multiprocessor.
         alone, together = (

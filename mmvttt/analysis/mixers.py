@@ -106,7 +106,7 @@ def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
 
     def leave(module: nn.Module, args: tuple, options: dict, _: Any) -> None:
         record = records[module]
-        # Of CAFormer and VOLO the tokens are a map.
+        # CAFormer and VOLO give their tokens as a map.
         record.x = args[0].flatten(1, -2)
         _place(record, model, images, args[1:], options)
         if softmax.found and isinstance(module, SOFTMAX):

@@ -138,7 +138,7 @@ def _cached(name: str) -> Path | None:
     """The folder of a model in the local cache of the hub, without asking the network."""
     from huggingface_hub import try_to_load_from_cache
 
-    # A ValueError is of a path, such as ./weights.pth, which is no name of a repository.
+    # A path such as ./weights.pth cannot name a repository.
     with suppress(ValueError):
         paths = (try_to_load_from_cache(name, file) for file in _FILES)
         return next((Path(f).parent for f in paths if isinstance(f, str)), None)

@@ -61,7 +61,7 @@ def block_tokens(
             raise TypeError(
                 f'{type(model).__name__} has no sequence of blocks on the same tokens: give a '
                 'plain backbone of mmvttt, or a VisionTransformer, Eva, Beit or '
-                'VisionTransformerRelPos of timm, not compiled or wrapped (model._orig_mod or '
+                'VisionTransformerRelPos from timm, not compiled or wrapped (model._orig_mod or '
                 'model.module holds it then).'
             )
         if inputs is not None:

@@ -120,7 +120,7 @@ def test_prediction_of_the_image_becomes_a_velocity() -> None:
 
 
 def test_guidance_of_three_channels() -> None:
-    """Of all channels: diffusers' pipeline above."""
+    """Compares with a formula; guidance of all channels is diffusers' pipeline above."""
     network = build(model(transformer=dict(in_channels=4)))
     x, t = torch.randn(2, 4, 8, 8), torch.tensor(300)
     with torch.no_grad():

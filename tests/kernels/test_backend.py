@@ -15,7 +15,7 @@ from ttt_kernels import _backend, _known, _launch
 
 
 def tensor_on(device: str, dtype: torch.dtype = torch.bfloat16) -> types.SimpleNamespace:
-    """What `choose` asks of a tensor, without the device."""
+    """A stand-in with all that `choose` asks of a tensor."""
     return types.SimpleNamespace(device=torch.device(device), dtype=dtype, numel=lambda: 1)
 
 

@@ -195,7 +195,7 @@ def test_an_adapter_has_it_inside(tmp_path: Path) -> None:
         (lambda: mmpretrain(out_type='avg_featmap'), 'ln2'),
         (lambda: T5(ARCH), "type='Pretrained'"),
         (lambda: nn.Sequential(nn.Linear(3, 3)), '0.bias.*not a ViT|not a ViT.*0.bias'),
-        # Of a damaged or strange file: another tensor, or none.
+        # Damaged or strange files: another tensor, or none.
         ({'cls_token': None}, '17 rows.*class token|class token.*17 rows'),
         ({'pos_embed': torch.zeros(1, 18, 32)}, '18 rows.*4×4'),
         ({'pos_embed': torch.zeros(16, 32)}, r'pos_embed.*\(16, 32\)'),

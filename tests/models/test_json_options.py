@@ -1,4 +1,4 @@
-"""What a config.json may name: parts of mmvttt's own tables, whatever OpenMMLab could import."""
+"""Names that a config.json may hold: parts of mmvttt's own tables; no other imports."""
 
 import inspect
 import json

@@ -172,7 +172,7 @@ def compiled_for(gpu: int | str) -> Iterator[dict[str, CompiledKernel]]:
 
 
 def _nothing(*_) -> None:
-    """Of a driver that is not there."""
+    """Stands in for the driver."""
 
 
 def _forget() -> None:

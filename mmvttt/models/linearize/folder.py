@@ -77,7 +77,7 @@ def save_pretrained(
             raise UsageError(
                 f'{source} with {written["model_args"]} has another shape of {wrong[0]} than the '
                 "model: change the model by timm's reset_classifier or set_input_size, or give "
-                'save_pretrained the options of timm.create_model that say the same.'
+                'save_pretrained those options of timm.create_model.'
             )
     with replacing(Path(folder) / 'model.safetensors') as partial:
         save_file(weights, partial, {'format': 'pt'})

@@ -137,7 +137,7 @@ def show_predictions(cfg: Config, folder: str) -> None:
         # mmdet joins the folder to work_dir/<timestamp>, unless it is absolute.
         hook.update(draw=True, test_out_dir=os.path.abspath(folder))
     if cfg.get('visualizer') is not None:
-        # By the config's name mmengine would return that of an earlier run in this process.
+        # Under the same name mmengine would return an earlier run's visualizer.
         cfg.visualizer.name = folder
 
 

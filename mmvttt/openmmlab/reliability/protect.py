@@ -41,7 +41,7 @@ _REGULAR = re.compile(r'(epoch|iter)_\d+\.pth')
 
 @dataclass(frozen=True)
 class Start:
-    """What a training resumes from, and the lock on its work directory."""
+    """The state that a training resumes from, and the lock on its work directory."""
 
     checkpoint: str | None
     lock: RunLock

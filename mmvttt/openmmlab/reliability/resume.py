@@ -166,8 +166,8 @@ def _are_schedules(schedules: Any) -> bool:
     )
 
 
-# What a resumed training reads: parts of a checkpoint, and the beginnings of the names of the
-# message hub's entries.
+# Entries that a resumed training reads: parts of a checkpoint, and the beginnings of names in the
+# message hub.
 _PARTS: dict[str, Callable[[Any], bool]] = {
     'meta.iter': _is_count,
     'meta.epoch': _is_count,

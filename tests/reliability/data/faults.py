@@ -140,5 +140,5 @@ EVERY: dict[str, tuple[Callable[[dict], None], str, bool]] = LIST_FAULTS | {
     )
     for name, (apply, words, fatal) in FAULTS.items()
 }
-# What is found before a training too: not what needs a look into every mask.
+# Faults that are reported before a training too; others need a look into every mask.
 QUICK = [name for name in EVERY if not name.startswith('RLE')]

@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Set:
-    """What a toolbox's data set shows."""
+    """A data set with the methods of a toolbox's."""
 
     def __init__(self, folder: Path, labels: tuple[int, ...] = (0, 1, 1)) -> None:
         self.ann_file = str(folder / 'a.json')

@@ -298,7 +298,7 @@ def test_pictures_that_nobody_reads(labels: Path, tmp_path: Path) -> None:
 
 
 def test_perfect_predictions_are_perfect(boxes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a file with ids from 0 and without `info`."""
+    """Evaluates a file with ids from 0 and without `info`."""
     from mmdet.evaluation import CocoMetric
     from pycocotools.coco import COCO
 

@@ -54,6 +54,7 @@ def test_nothing_to_say_where_all_is_there(root: Path) -> None:
 
 def test_missing_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
+    monkeypatch.delenv('MMVTTT_DATA', raising=False)
     with pytest.raises(MissingDataError) as error:
         check_data(config(coco('data/coco/'), 'val'))
     assert str(error.value) == (
