@@ -6,7 +6,7 @@ import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .checkpoints.shipped import SCHEME, shipped_names
+from .checkpoints.published import PUBLISHED, SCHEME
 from .distributions import missing
 from .errors import UsageError
 
@@ -21,15 +21,15 @@ NAMES = {'pedestrians': 'maskrcnn_vittt_nano_pedestrians'}
 def resolve(
     model: str | os.PathLike[str], checkpoint: str | os.PathLike[str] | None = None
 ) -> tuple[str, str]:
-    """Finds the config and the weights of a model; those of shipped models have its name.
+    """Finds the config and the weights of a model; published weights have the config's name.
 
     Raises:
-        UsageError: There is no checkpoint, and none comes with mmvttt.
+        UsageError: There is no checkpoint, and nobody has published one.
     """
     config = NAMES.get(os.fspath(model), os.fspath(model))
-    if checkpoint is None and config not in shipped_names():
-        names = ', '.join([*NAMES, *shipped_names()])
-        raise UsageError(f'{config!r} needs a checkpoint; weights come with {names}')
+    if checkpoint is None and (config not in PUBLISHED or PUBLISHED[config].start_of):
+        names = ', '.join(n for n, row in PUBLISHED.items() if not row.start_of)
+        raise UsageError(f'{config!r} needs a checkpoint; published weights are {names}')
     return config, f'{SCHEME}{config}' if checkpoint is None else os.fspath(checkpoint)
 
 
@@ -42,9 +42,8 @@ def load(
     """Opens a trained model: its `predict(photo)` returns boxes, scores, masks, labels as arrays.
 
     Args:
-        model: A model that comes with its weights ('pedestrians'), or a config: a file, or the name
-            of one of mmvttt's.
-        checkpoint: The weights; may be left out for a model that comes with them.
+        model: A config: a file, or the name of one of mmvttt's; or 'pedestrians'.
+        checkpoint: The weights; may be left out for published ones (`mmvttt weights`).
         device: Where to run; default: a GPU if there is one.
         cfg_options: Dotted keys of the config and their values.
 

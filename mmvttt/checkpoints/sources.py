@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 
 from ..errors import CheckpointError, CheckpointMissingError, first_line
 from .atomic_write import PARTIAL
-from .shipped import SCHEME, shipped_file
+from .published import SCHEME, address, local_file, published
 
 _log = logging.getLogger(__name__)
 _SECONDS_TO_ANSWER = 60
@@ -60,7 +60,7 @@ def located(source: str) -> list[str]:
     Raises a CheckpointError if there is none, or it cannot be downloaded.
     """
     if source.startswith(SCHEME):
-        return [os.fspath(shipped_file(source))]
+        return [_published(source)]
     if source.startswith(_TIMM):
         return [_from_timm(source.removeprefix(_TIMM))]
     if source.startswith(_HUB):
@@ -175,14 +175,22 @@ def _hub_errors(source: str, remedy: str) -> Iterator[None]:
         ) from error
 
 
-def _downloaded(url: str) -> str:
-    """The file of a URL in torch's cache."""
+def _published(source: str) -> str:
+    """The file of `mmvttt://NAME`, downloaded if it is not here yet."""
+    row = published(source)
+    if file := local_file(row):
+        return os.fspath(file)
+    return _downloaded(address(row), f'mmvttt/{row.name}.pth')
+
+
+def _downloaded(url: str, name: str = '') -> str:
+    """The file of a URL in torch's cache, where it is called `name`."""
     import torch
 
-    name = os.path.basename(urlparse(url).path).lstrip('.') or 'weights.pth'
     # Many sites have a file of this name: each URL has a folder.
     folder = hashlib.sha256(url.encode()).hexdigest()[:16]
-    path = os.path.join(torch.hub.get_dir(), 'checkpoints', folder, name)
+    last = os.path.basename(urlparse(url).path).lstrip('.') or 'weights.pth'
+    path = os.path.join(torch.hub.get_dir(), 'checkpoints', name or f'{folder}/{last}')
     if not os.path.isfile(path):
         try:
             _download(url, path)

@@ -14,7 +14,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ..arguments import check_int
-from ..checkpoints.shipped import shipped_file
+from ..checkpoints.published import local_file, published
 from .backbones import T5, HViT3, ViT3, Vittt
 from .layers.conv import to_map
 from .linearize import folder  # noqa: F401 - registers linear_vit
@@ -308,7 +308,7 @@ _MODELS['vittt_nano_patch4_32'] = (
 )
 _cfgs['vittt_nano_patch4_32.cifar10'] = _cfg(
     'backbone.patch_embed.proj',
-    file=str(shipped_file('cifar10_vittt_nano')),
+    file=str(local_file(published('cifar10_vittt_nano'))),
     num_classes=10,
     input_size=(3, 32, 32),
     crop_pct=1.0,

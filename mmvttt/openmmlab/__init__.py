@@ -26,9 +26,9 @@ apply_patches()
 after_import('mmvttt.models.build', lambda build: build.set_resolver(registry.foreign_part))
 
 
-def _offer_shipped(checkpoint: ModuleType) -> None:
+def _offer_published(checkpoint: ModuleType) -> None:
     """Lets mmengine's loaders take `mmvttt://NAME`, like `torchvision://NAME`."""
-    from mmvttt.checkpoints.shipped import SCHEME
+    from mmvttt.checkpoints.published import SCHEME
 
     from .compat.checkpoints import load_safely
 
@@ -39,7 +39,7 @@ def _offer_shipped(checkpoint: ModuleType) -> None:
     checkpoint.CheckpointLoader.register_scheme(SCHEME, load_from_mmvttt, force=True)
 
 
-after_import('mmengine.runner.checkpoint', _offer_shipped)
+after_import('mmengine.runner.checkpoint', _offer_published)
 
 
 class _ToMMEngine(logging.Handler):

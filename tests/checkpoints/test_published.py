@@ -1,0 +1,54 @@
+"""`mmvttt://NAME`: the table of published weights, and where their files are looked for."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.checkpoints.published import PUBLISHED
+from mmvttt.checkpoints.read import read_content
+from mmvttt.checkpoints.sources import located
+from mmvttt.errors import CheckpointMissingError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_row_has_a_config_and_its_own_address() -> None:
+    for name, row in PUBLISHED.items():
+        assert name == row.name
+        assert (ROOT / 'configs' / f'{row.start_of or name}.py').is_file()
+        assert bool(row.url) == bool(row.authors)
+        assert row.results or row.start_of
+    urls = [row.url for row in PUBLISHED.values() if row.url]
+    assert len(urls) == len({*urls}) == 20
+
+
+@pytest.mark.parametrize('map_location', ['cpu', None])
+def test_shipped_files_need_no_network(map_location: str | None) -> None:
+    for name, row in PUBLISHED.items():
+        if not row.url:
+            (path,) = located(f'mmvttt://{name}')
+            assert Path(path).name.startswith(f'{name}-')
+            content = read_content(f'mmvttt://{name}', map_location)
+            assert content['meta']['dataset_meta']['classes']
+
+
+@pytest.mark.parametrize('suffix', ['.pth', '.safetensors'])
+def test_a_folder_takes_the_place_of_the_addresses(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import save_file
+
+    monkeypatch.setenv('MMVTTT_WEIGHTS', str(tmp_path))
+    with pytest.raises(CheckpointMissingError, match='neither vit3_t_in1k'):
+        located('mmvttt://vit3_t_in1k')
+    weights = nn.Linear(2, 3).state_dict()
+    write = torch.save if suffix == '.pth' else save_file
+    write(weights, tmp_path / f'vit3_t_in1k{suffix}')
+    model = nn.Linear(2, 3)
+    load_pretrained(model, 'mmvttt://vit3_t_in1k')
+    assert torch.equal(model.weight, weights['weight'])
+    with pytest.raises(CheckpointMissingError, match='vit3_t_in1k'):
+        load_pretrained(model, 'mmvttt://vit3_t_in1')
