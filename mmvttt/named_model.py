@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import timm
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.functional import normalize, rgb_to_grayscale
 
 from .distributions import missing
-from .errors import DataError, UsageError, first_line
+from .errors import UsageError, first_line
+from .pictures import open_picture
 
 # ImageNet's, as in the recipes.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -152,19 +153,11 @@ def read_picture(path: Path, size: tuple[int, int], keep_ratio: bool = False) ->
     With `keep_ratio`, to the largest size of the file's ratio inside. A DataError names a file that
     is missing or no image.
     """
-    try:
-        with Image.open(path) as file:
-            image = ImageOps.exif_transpose(file)
-            if image.mode.startswith('I'):  # 16 bits
-                image = Image.fromarray((np.asarray(image) // 256).clip(0, 255).astype(np.uint8))
-            if keep_ratio:
-                factor = min(size[0] / image.height, size[1] / image.width)
-                size = max(1, round(factor * image.height)), max(1, round(factor * image.width))
-            image = image.convert('RGB').resize(size[::-1], Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(
-            f'{str(path)!r} is not a readable image ({error}): give a JPEG or PNG file'
-        ) from error
+    image = open_picture(path)
+    if keep_ratio:
+        factor = min(size[0] / image.height, size[1] / image.width)
+        size = max(1, round(factor * image.height)), max(1, round(factor * image.width))
+    image = image.resize(size[::-1], Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mmvttt.errors import DataError
 from mmvttt.models.distillation import block_tokens
+from mmvttt.pictures import open_image
 
 # Label of pixels and patches without a class.
 IGNORED = 255
@@ -80,8 +81,7 @@ def _linear_probe(features: np.ndarray, labels: np.ndarray) -> Any:
 
 def patch_labels(path: Path, size: tuple[int, int], side: int) -> np.ndarray:
     """The most frequent class of each patch `(h·w,)` of a label map, resized to a size."""
-    with Image.open(path) as file:
-        pixels = np.array(file.resize(size[::-1], Image.Resampling.NEAREST))
+    pixels = np.array(open_image(path)[0].resize(size[::-1], Image.Resampling.NEAREST))
     if pixels.ndim != 2:
         raise DataError(f'{str(path)!r} is no label map: give one channel, the number of a class.')
     patches = pixels.reshape(size[0] // side, side, -1, side).swapaxes(1, 2).reshape(-1, side**2)

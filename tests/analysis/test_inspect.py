@@ -110,7 +110,7 @@ def test_models_of_timm(
     ('arguments', 'message'),
     [
         (('resnet10t', 'photo.png', '--what', 'gmm'), 'ResNet has no token mixer'),
-        (('small.py', 'none.png'), "none.png' is not a readable image"),
+        (('small.py', 'none.png'), "no image 'none.png'"),
         (('small.py', 'photo.png', '--checkpoint', 'other.pth'), 'other.pth'),
     ],
 )

@@ -15,7 +15,6 @@ from mmvttt.errors import CheckpointMismatchError, UsageError
 from mmvttt.openmmlab.apis.inference import (
     Prediction,
     open_model,
-    require_image,
     require_images,
 )
 
@@ -144,11 +143,9 @@ def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
         (np.zeros((4, 4, 4), np.uint8), r'uint8 \(4, 4, 4\)'),
         (7, 'an image is a int: give'),
         (Image.fromarray(np.zeros((4, 4), np.uint16)), r'uint16 \(4, 4, 3\)'),
-        ('nowhere.jpg', "no image 'nowhere.jpg'"),
     ):
         with pytest.raises(UsageError, match=message):
             predictor.predict(wrong)
-    # As OpenCV does with a TIFF of floating-point numbers.
     monkeypatch.setattr('mmcv.imread', lambda _: None)
     with pytest.raises(UsageError, match=r'OpenCV cannot read .*0\.jpg'):
         predictor.predict(image)
@@ -157,18 +154,6 @@ def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
 def test_a_model_without_weights_asks_for_them() -> None:
     with pytest.raises(UsageError, match=r"'maskrcnn_vittt_s_1x' needs a checkpoint.*pedestrians"):
         mmvttt.load('maskrcnn_vittt_s_1x')
-
-
-def test_the_content_of_an_image_decides(tmp_path: Path) -> None:
-    image, script, text = (tmp_path / name for name in ('image.txt', 'script.png', 'text.png'))
-    Image.new('1', (400, 300)).save(image, format='PNG')
-    # PostScript by content: Pillow would start Ghostscript to decode it.
-    Image.new('RGB', (8, 8)).save(script, format='EPS')
-    text.write_text('no image')
-    require_image(image)
-    for path in (script, text):
-        with pytest.raises(UsageError, match='files that are not images'):
-            require_image(path)
 
 
 def test_what_cannot_be_shown_is_named() -> None:

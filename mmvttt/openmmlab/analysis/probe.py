@@ -11,7 +11,6 @@ import torch
 from mmengine.registry import MODELS as ROOT
 from mmengine.registry import init_default_scope
 from torch import Tensor, nn
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from mmvttt.analysis.probe import (
     features_of,
@@ -27,6 +26,7 @@ from mmvttt.checkpoints.read import named_tensors, read_content, saved_classes
 from mmvttt.errors import DataError, UsageError
 from mmvttt.named_model import image_channels, preprocessed, read_picture
 from mmvttt.outputs import check_new_folder
+from mmvttt.pictures import SUFFIXES
 
 from ..config import load_config
 from ..registry import MODELS
@@ -134,7 +134,7 @@ def probe_models(
 
 def _images(root: Path, most: int | None) -> list[Path]:
     """Images of a folder and those below it; evenly at most so many."""
-    paths = sorted(p for p in root.rglob('*') if p.suffix.lower() in IMG_EXTENSIONS)
+    paths = sorted(p for p in root.rglob('*') if p.suffix.lower() in SUFFIXES)
     if not paths:
         raise DataError(f'there are no images in {str(root)!r}: give FOLDER/CLASS/*.jpg.')
     count = min(most or len(paths), len(paths))

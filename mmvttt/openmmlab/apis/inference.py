@@ -20,11 +20,11 @@ from mmvttt.checkpoints.load import require_whole
 from mmvttt.checkpoints.read import named_tensors, read_content
 from mmvttt.checkpoints.sources import without_password
 from mmvttt.errors import UsageError
+from mmvttt.pictures import open_image, open_picture
 
 from ..engine.amp import autocast_backbone
 from ..models.diffusion_model import refuse_diffusion
 from ..reliability.data.dataset_config import datasets_of
-from ..reliability.data.images import read_image
 from .file_inference import run_file
 
 _TOP = 5
@@ -67,11 +67,12 @@ def require_images(
     """Checks image files without a model; returns the files of their pictures in a folder.
 
     Raises:
-        UsageError: A file is not an image, or a picture would be written over a file.
+        ImageError: A file is not an image that can be read.
+        UsageError: A picture would be written over a file.
     """
     pictures = [Path(out_dir) / f'{Path(image).stem}.png' for image in images]
     for image, picture in zip(images, pictures, strict=True):
-        require_image(image)
+        open_image(image)
         if Path(image).resolve().parent == Path(out_dir).resolve():
             raise UsageError(
                 f'the picture would be written over {os.fspath(image)!r}: give another --out'
@@ -81,19 +82,6 @@ def require_images(
                 f'several images are called {picture.stem!r}: show one at a time, with --out'
             )
     return pictures
-
-
-def require_image(path: str | os.PathLike[str]) -> None:
-    """Raises a UsageError if a file is missing, no image or damaged.
-
-    The content decides about the format, not the name. Formats for which Pillow would start another
-    program (EPS) are refused.
-    """
-    if not os.path.isfile(path):
-        raise UsageError(f'there is no image {os.fspath(path)!r}')
-    problem = read_image(os.fspath(path)).problem
-    if problem:
-        raise UsageError(f'{Path(path).name!r} is among the {problem}')
 
 
 def open_model(
@@ -159,7 +147,8 @@ class Predictor:
             score_thr: Boxes with a lower score are left out.
 
         Raises:
-            UsageError: An image cannot be read.
+            ImageError: An image file cannot be read.
+            UsageError: An array is not an image.
         """
         if isinstance(images, list | tuple):
             return [self.predict(image, score_thr) for image in images]
@@ -255,7 +244,8 @@ _PREDICTORS: dict[str, Callable[[Config, str, str, Mapping], Predictor]] = {
 def _pixels(image: Photo) -> np.ndarray:
     """An image as pixels `(H, W, 3)`, uint8, BGR."""
     if isinstance(image, str | os.PathLike):
-        require_image(image)
+        # Its checks and its warning of dark pictures; the pixels are those of a training's reader.
+        open_picture(image)
         pixels = mmcv.imread(os.fspath(image))
         if pixels is None:
             raise UsageError(f'OpenCV cannot read {os.fspath(image)!r}: write it as an 8-bit PNG')

@@ -26,6 +26,7 @@ from torchvision.transforms import v2
 from mmvttt.arguments import check_choice
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import DataError, MissingDataError, UsageError
+from mmvttt.pictures import open_picture
 
 from ..registry import DATASETS
 
@@ -154,7 +155,7 @@ class ClassFolders(ImageFolder):
             v2.ToPureTensor(),
         ]
         try:
-            super().__init__(os.fspath(root), v2.Compose(steps))
+            super().__init__(os.fspath(root), v2.Compose(steps), loader=open_picture)
         except FileNotFoundError as error:
             raise MissingDataError(
                 f'{os.fspath(root)!r} holds no images in a folder for each class: {error}'

@@ -1,7 +1,6 @@
 """Image files, label maps and class folders: damaged ones are found, odd ones are read rightly."""
 
 import io
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from mmvttt.errors import DataError
 from mmvttt.openmmlab.reliability import SeededDataset
 from mmvttt.openmmlab.reliability.data.annotations import check_annotations, check_data
 from mmvttt.openmmlab.reliability.data.findings import Findings
-from mmvttt.openmmlab.reliability.data.images import read_image
 from mmvttt.openmmlab.reliability.data.labels import _label
 
 from ...bad_input.cases import refused, run_cases
@@ -71,17 +69,15 @@ def test_odd_formats_are_read_as_colours(boxes: Path, kind: str) -> None:
     assert tuple(load(boxes)['inputs'].shape) == (3, *SIZE)
 
 
-def test_content_that_starts_other_programs_is_no_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pillow would hand an EPS, whatever it is called, to Ghostscript."""
-    (tmp_path / 'gs').write_text(f'#!/bin/sh\ntouch {tmp_path}/ran\n')
-    (tmp_path / 'gs').chmod(0o755)
-    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
-    for kind in ('EPS', 'PDF'):
-        (tmp_path / 'photo.jpg').write_bytes(encoded(picture(0), kind))
-        assert read_image(str(tmp_path / 'photo.jpg')).problem == 'files that are not images'
-    assert not (tmp_path / 'ran').exists()
+def test_16_bit_images_that_a_model_gets_dark(boxes: Path) -> None:
+    """12 of 16 bits reach it as 0 to 15; a training says so too."""
+    Image.fromarray(np.full(SIZE, 4095, np.uint16)).save(boxes / 'images/0.jpg', 'PNG')
+    for thorough in (True, False):
+        (warning,) = only(config(coco_dataset(boxes)), thorough=thorough).warnings
+        assert '15 of 255' in warning
+    Image.fromarray(np.ones(SIZE, np.float32)).save(boxes / 'images/0.jpg', 'TIFF')
+    assert 'floating-point' in only(config(coco_dataset(boxes))).errors[0]
+    picture(0).save(boxes / 'images/0.jpg')
 
 
 def test_damaged_images(boxes: Path) -> None:

@@ -88,9 +88,10 @@ class DatasetConfig:
 
     @property
     def reads_files(self) -> bool:
-        """Whether the images are files with the names in the annotations."""
-        names = [name for name, _ in self.transforms]
-        return not names or 'LoadImageFromFile' in names
+        """Whether the images are files with the names in the annotations, of common formats."""
+        loaders = [options for name, options in self.transforms if name == 'LoadImageFromFile']
+        tiff = any(options.get('imdecode_backend') == 'tifffile' for options in loaders)
+        return not tiff and (bool(loaders) or not self.transforms)
 
     @property
     def toolbox(self) -> str | None:

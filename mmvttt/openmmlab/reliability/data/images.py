@@ -11,17 +11,22 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+
+from mmvttt.pictures import (
+    FLOATS,
+    SUFFIXES,
+    ImageError,
+    LargeImageError,
+    dark,
+    open_image,
+)
 
 from .findings import Findings, Scope
 
 # EXIF orientations with a rotation by 90°; OpenCV and mmcv apply them.
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
-# Suffixes of pictures, and how many files are looked at before a training.
-_PICTURES = ('.jpg', '.jpeg', '.png', '.webp', '.bmp', '.tif', '.tiff')
-_SEARCHED = 20_000
-# Formats by content, not name: for an EPS, say, Pillow would start a PostScript interpreter.
-FORMATS = ('JPEG', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM', 'GIF')
+# How many files are looked at, and decoded, before a training.
+_SEARCHED, _DECODED = 20_000, 4
 
 
 @dataclass(frozen=True)
@@ -33,33 +38,28 @@ class ImageFacts:
         size: (height, width) as the pipelines see it; None above 178 million pixels, which are not
             decoded.
         turned: Whether EXIF rotates it by 90°.
+        largest: Its largest number, if it has 16 bits and the upper 8 hold hardly anything.
     """
 
     problem: str | None
     size: tuple[int, int] | None = (0, 0)
     turned: bool = False
+    largest: int | None = None
 
 
 def read_image(path: str) -> ImageFacts:
     """Decodes a whole file, because OpenCV reads a truncated one with grey rows at its end."""
-    if not os.path.isfile(path):
-        return ImageFacts('images that do not exist')
-    if not os.path.getsize(path):
-        return ImageFacts('empty images')
     try:
-        with Image.open(path, formats=FORMATS) as image:
-            turned = image.getexif().get(_ORIENTATION) in _TURNED
-            image.load()
-            return ImageFacts(None, image.size if turned else image.size[::-1], turned)
-    except UnidentifiedImageError:
-        return ImageFacts('files that are not images')
-    except Image.DecompressionBombError:
+        image, deep = open_image(path)
+    except LargeImageError:
         # Beyond Pillow's limit, and within OpenCV's.
         return ImageFacts(None, None)
-    except Exception as error:
-        # Pillow's decoders raise errors of any type, with numbers that differ between files.
-        reason = 'truncated' if 'truncated' in str(error) else type(error).__name__
-        return ImageFacts(f'images that cannot be decoded ({reason})')
+    except ImageError as error:
+        return ImageFacts(error.kind)
+    turned = image.getexif().get(_ORIENTATION) in _TURNED
+    size = image.size if turned else image.size[::-1]
+    problem = FLOATS if image.mode == 'F' else None
+    return ImageFacts(problem, size, turned, dark(image) if deep else None)
 
 
 def check_images(
@@ -75,9 +75,16 @@ def check_images(
                 f'{len(missing)} of {len(images)} images that were checked do not exist, such as '
                 f'{missing[0]}; correct data_prefix, or the names in the annotations'
             )
-        return
+            return
+        images = spread(images, _DECODED)
     facts = decoded(read_image, [path for path, _ in images], scope)
     for (path, noted), image in zip(images, facts, strict=True):
+        if image.largest is not None:
+            findings.warn(
+                'images of 16 bits of which the upper 8, which models get, are nearly empty: scale '
+                'their numbers up to 65535',
+                f'{path} (at most {image.largest} of 255)',
+            )
         if image.problem:
             findings.error(image.problem, path)
         elif None not in (noted, image.size) and image.size != noted:
@@ -98,7 +105,7 @@ def check_unread(
     files = (os.path.join(path, name) for path, _, names in os.walk(folder) for name in names)
     for path in itertools.islice(files, None if scope.thorough else _SEARCHED):
         name = path.lower()
-        if name.endswith(_PICTURES) and not (path if case else name).endswith(suffixes):
+        if name.endswith(SUFFIXES) and not (path if case else name).endswith(suffixes):
             findings.warn(
                 f'pictures that are not read, because their names do not end in '
                 f'{" or ".join(suffixes)}',

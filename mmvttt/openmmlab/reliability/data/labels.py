@@ -8,10 +8,11 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-from PIL import Image
+
+from mmvttt.pictures import open_image
 
 from .findings import Findings, Scope
-from .images import FORMATS, check_images, check_unread, decoded, read_image, real_paths, spread
+from .images import check_images, check_unread, decoded, read_image, real_paths, spread
 
 # Maps decoded before a training: wrong labels are mostly wrong everywhere.
 _QUICK = 8
@@ -95,8 +96,7 @@ def _read_map(thorough: bool, path: str) -> tuple[str | None, tuple[int, int] | 
         return facts.problem.replace('images', 'label maps'), None, []
     if facts.size is None or not thorough:
         return None, facts.size, []
-    with Image.open(path, formats=FORMATS) as image:
-        pixels = np.asarray(image).squeeze()
+    pixels = np.asarray(open_image(path)[0]).squeeze()
     if pixels.ndim != 2:
         return 'label maps with several channels instead of one number per pixel', facts.size, []
     numbers = np.unique(pixels).astype(int).tolist()

@@ -1,0 +1,104 @@
+"""Opens image files; nothing else in the package decodes one with Pillow."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from .errors import DataError
+
+# Formats by content, whatever the name: Pillow would start Ghostscript to read an EPS, for example.
+FORMATS = ('JPEG', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM', 'GIF', 'JPEG2000', 'AVIF')
+# Suffixes of these formats.
+SUFFIXES = (
+    *('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.gif'),
+    *('.jp2', '.avif'),
+)
+# Largest number, of 255, of a 16-bit picture that uses 14 of its bits.
+_DARK = 63
+# A kind of images that Pillow reads and OpenCV does not.
+FLOATS = 'images of floating-point numbers, which OpenCV does not read'
+
+
+class ImageError(DataError):
+    """An image file cannot be read. `kind` names files like it, in the plural."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class LargeImageError(ImageError):
+    """An image has too many pixels to be decoded without asking."""
+
+
+def open_image(path: str | os.PathLike[str]) -> tuple[Image.Image, bool]:
+    """Decodes a whole file; returns its image and whether it has 16 bits a channel.
+
+    Pillow reads only the upper 8 of 16 bits a channel of colours.
+
+    Raises:
+        LargeImageError: It has more than 178 million pixels, `2 * PIL.Image.MAX_IMAGE_PIXELS`.
+        ImageError: It is missing, empty, damaged, not a file, or not one of `FORMATS`.
+    """
+    name = repr(os.fspath(path))
+    if not os.path.isfile(path):
+        raise ImageError('images that do not exist', f'there is no image {name}')
+    if not os.path.getsize(path):
+        raise ImageError('empty images', f'{name} is empty: give another image')
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            deep = ';16' in str(getattr(image, 'tile', ''))
+            image.load()
+            return image, deep
+    except UnidentifiedImageError as error:
+        raise ImageError(
+            'files that are not images',
+            f'{name} is not an image: give one of {", ".join(FORMATS)}',
+        ) from error
+    except Image.DecompressionBombError as error:
+        raise LargeImageError(
+            'images that are too large to be checked',
+            f'{name} has more pixels than a trusted image: cut it into parts, or raise '
+            'PIL.Image.MAX_IMAGE_PIXELS',
+        ) from error
+    except Exception as error:
+        # Pillow's decoders raise errors of any type, with numbers that differ between files.
+        reason = 'truncated' if 'truncated' in str(error) else type(error).__name__
+        raise ImageError(
+            f'images that cannot be decoded ({reason})', f'{name} cannot be decoded ({reason})'
+        ) from error
+
+
+def open_picture(path: str | os.PathLike[str]) -> Image.Image:
+    """Opens a photograph as OpenCV does: RGB, upright, the upper 8 of 16 bits; see `open_image`.
+
+    Warns if the upper 8 bits hold hardly anything.
+    """
+    image, deep = open_image(path)
+    if image.mode == 'F':
+        raise ImageError(
+            FLOATS, f'{os.fspath(path)!r} has floating-point numbers: write it with 8 or 16 bits'
+        )
+    if deep and (largest := dark(image)) is not None:
+        warnings.warn(
+            f'{os.fspath(path)!r} has 16 bits a channel, of which models get the upper 8: the '
+            f'largest of its numbers is then {largest} of 255. Scale them up to 65535',
+            stacklevel=2,
+        )
+    return _eight_bits(ImageOps.exif_transpose(image)).convert('RGB')
+
+
+def dark(image: Image.Image) -> int | None:
+    """The largest number of a 16-bit image in its upper 8 bits if these hold hardly anything."""
+    largest = int(np.asarray(_eight_bits(image)).max())
+    return largest if largest <= _DARK else None
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    if not image.mode.startswith('I'):
+        return image
+    return Image.fromarray((np.asarray(image) // 256).clip(0, 255).astype(np.uint8))
