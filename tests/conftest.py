@@ -114,6 +114,21 @@ def quick_starts() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope='session', autouse=True)
+def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fixtures of modules do not read what `make demo` left in the clone either."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp('empty'))
+        patch.delenv('MMVTTT_DATA', raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_folder(empty_folder: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(autouse=True)
 def own_loggers() -> Iterator[None]:
     """Loggers of mmengine end with their test: they keep its `sys.stdout`, which capsys closes.
@@ -141,7 +156,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
     from mmvttt.openmmlab.apis.train import train
 
     monkeypatch.syspath_prepend(str(TRAININGS))
-    monkeypatch.chdir(tmp_path)
     names = iter(range(100))
 
     def run(what: str, *args: object, config: str = 'tiny', **kwargs: object) -> object:

@@ -128,7 +128,6 @@ def test_its_pipelines_load_a_labelled_image(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('root', ['data', 'elsewhere/sets'])
 def test_one_variable_moves_the_data(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv('MMVTTT_DATA', raising=False)
     if root != 'data':
         monkeypatch.setenv('MMVTTT_DATA', root)
     for name, folder, split in (('1x', 'coco', 'val2017'), ('pennfudan', 'pennfudan', 'val')):
