@@ -1,1 +1,1 @@
-"""Analysis of models and runs: costs, pictures of the inner training, curves."""
+"""Analysis of models: costs, pictures of the inner training."""

@@ -1,4 +1,4 @@
-"""Tables as CSV files and in Markdown."""
+"""Tables as CSV files."""
 
 import csv
 import os
@@ -17,9 +17,3 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -
         writer.writeheader()
         writer.writerows(rows)
     return Path(path)
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns after the first are aligned to the right."""
-    lines = [header, ['---', *['---:'] * (len(header) - 1)], *rows]
-    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)

@@ -62,7 +62,7 @@ def expected_scan(mixer: TTTLinearMixer, x: Tensor, r: int, head: int) -> tuple[
     order = range(len(k)) if mixer.directions[r] == 'forward' else range(len(k))[::-1]
 
     def error(w: Tensor, c: Tensor, t: int) -> Tensor:
-        normed = F.layer_norm(k[t] @ w + c, c.shape, weight, bias, mixer.inner_eps)
+        normed = F.layer_norm(k[t] @ w + c, c.shape, weight, bias, 1e-6)
         return k[t] + normed - v[t]
 
     gradient = grad(lambda *args: error(*args).square().sum() / 2, argnums=(0, 1))

@@ -39,7 +39,6 @@ ARGUMENTS = {
         **PLAIN_BACKBONE,
         'mixer': (NO_DICT, 'TTTLinearMixer'),
         'mixer.eta_base': (NOT_POSITIVE, 'above 0'),
-        'mixer.inner_eps': (NOT_POSITIVE, 'above 0'),
         'mixer.gate_cfg': (NO_DICT, 'GELU'),
         'mixer.backend': (NO_NAME, 'reference'),
     },

@@ -10,7 +10,6 @@ import torch
 
 from mmvttt import distributions
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.analysis.probe import probe_models
 from mmvttt.openmmlab.apis.evaluate import evaluate
 from mmvttt.openmmlab.apis.export import export_model
 
@@ -59,13 +58,11 @@ WORDS = {
     ('benchmark', *QUICK[1:], 'deit_tiny_patch16_224', '--backbone'): ('deit_tiny', 'no part'),
     ('image_demo', DEMO, 'other.pth', 'no.jpg'): ("no image 'no.jpg'",),
     ('image_demo', DEMO, 'other.pth', 'text.txt'): ("'text.txt'", 'not images'),
-    ('analyze_logs', 'empty'): ('empty', '--work-dir'),
     ('publish_checkpoint', 'other.pth', 'out.txt'): ("'out.txt'", '.pth'),
     ('convert_checkpoint', 'other.pth', 'out.pth'): ('names of a ViT³', 'encoder.weight'),
     ('get_flops', 'nothing.py'): ('has no model',),
     ('get_flops', QUICK[0], '--cfg-options', 'pretrained=True'): ("{'pretrained': True}: No",),
     ('get_flops', 'vit_tiny_patch16_224', '--cfg-options', 'num_heads=5'): ("{'num_heads': 5}: ",),
-    ('probe', QUICK[0], 'gone', 'empty', '--checkpoint', 'a.pth'): ("'gone'", 'FOLDER/CLASS'),
     ('check_data', 'nothing.py'): ('nothing to check',),
 }
 
@@ -80,7 +77,7 @@ def test_wrong_words_files_and_configs(run: Callable, args: tuple) -> None:
 DETECTOR = (DEMO, 'other.pth')
 # Arguments before a file to write, and before a folder.
 FILES = (('publish_checkpoint', 'other.pth'), ('test', *DETECTOR, '--out'))
-FOLDERS = (('probe', QUICK[0], 'empty', 'empty', '--out'), ('test', *DETECTOR, '--show-dir'))
+FOLDERS = (('test', *DETECTOR, '--show-dir'),)
 
 
 @pytest.mark.parametrize('args', FILES + FOLDERS)
@@ -102,7 +99,6 @@ def test_outputs_are_tried_before_the_work_from_python(tmp_path: Path) -> None:
     cases = [
         partial(evaluate, DEMO, file, out=f'{folder}/a.pkl'),
         lambda: next(export_model('no_model', None, f'{folder}/a.onnx')),
-        partial(probe_models, 'no_model', tmp_path, tmp_path, out=file),
     ]
     for case in cases:
         with pytest.raises(UsageError, match=r"text\.txt', which is not a folder"):

@@ -21,8 +21,8 @@ VITTT = BACKBONES['Vittt']
 BACKBONES['ViTAdapter'] |= dict(backbone=VITTT)
 BACKBONES |= {
     'Vittt with class tokens': VITTT | dict(cls_mode='double', design='conv1d'),
-    'ViTAdapter without feed-forward': BACKBONES['ViTAdapter']
-    | dict(task='seg', with_cffn=False, backbone=BACKBONES['ViT3']),
+    'ViTAdapter around ViT3': BACKBONES['ViTAdapter']
+    | dict(task='seg', backbone=BACKBONES['ViT3']),
 }
 every_backbone = pytest.mark.parametrize('name', BACKBONES)
 

@@ -76,7 +76,7 @@ class Injector(_Reader):
 
 
 class Extractor(_Reader):
-    """Adds the backbone's tokens to the pyramid, then a conv-FFN (`ffn_dims` 0: none).
+    """Adds the backbone's tokens to the pyramid, then a conv-FFN.
 
     `c ← c + attn(LN(c), LN(x))`, then `c ← c + DropPath(FFN(LN(c)))`.
     """
@@ -85,11 +85,9 @@ class Extractor(_Reader):
         self, embed_dims: int, ffn_dims: int, drop_path_rate: float, attention: dict
     ) -> None:
         super().__init__(embed_dims, 1, attention)
-        self.ffn = None
-        if ffn_dims:
-            self.ffn_norm = nn.LayerNorm(embed_dims, eps=_LN_EPS)
-            self.ffn = ConvFFN(embed_dims, ffn_dims)
-            self.drop_path = DropPath(drop_path_rate)
+        self.ffn_norm = nn.LayerNorm(embed_dims, eps=_LN_EPS)
+        self.ffn = ConvFFN(embed_dims, ffn_dims)
+        self.drop_path = DropPath(drop_path_rate)
 
     def forward(
         self,
@@ -99,8 +97,6 @@ class Extractor(_Reader):
         sizes: Sequence[tuple[int, int]],
     ) -> Tensor:
         pyramid = pyramid + self.read(pyramid, tokens, grid)
-        if self.ffn is None:
-            return pyramid
         return pyramid + self.drop_path(self.ffn(self.ffn_norm(pyramid), sizes))
 
 
@@ -112,7 +108,7 @@ class Interaction(nn.Module):
         num_levels: Levels of the pyramid.
         num_extractors: Extractors, one after the other.
         init_values: Initial value of the injector's γ.
-        ffn_dims: Hidden channels of the extractors' conv-FFN; 0 for none.
+        ffn_dims: Hidden channels of the extractors' conv-FFN.
         drop_path_rate: Stochastic depth of the conv-FFN.
         attention: Further options of the `DeformableAttention`s.
         with_cp: Recompute the injector and the extractors in the backward pass (non-reentrant

@@ -80,8 +80,7 @@ class ViTAdapter(nn.Module):
         deform_ratio: Channels of its values as a fraction of `embed_dims`. Default by width.
         num_points: Its sampled positions per head and level.
         conv_inplane: Width of the spatial prior's stem.
-        with_cffn: Whether extractors end with a conv-FFN.
-        cffn_ratio: Its hidden channels as a fraction of `embed_dims`.
+        cffn_ratio: Hidden channels of the extractors' conv-FFN as a fraction of `embed_dims`.
         num_extra_extractors: Extractors after the one of the last interaction.
         init_values: Initial value of the injectors' γ.
         drop_path_rate: Stochastic depth of the conv-FFN. Default by width.
@@ -111,7 +110,6 @@ class ViTAdapter(nn.Module):
         deform_ratio: float | None = None,
         num_points: int = 4,
         conv_inplane: int = 64,
-        with_cffn: bool = True,
         cffn_ratio: float = 0.25,
         num_extra_extractors: int = 2,
         init_values: float = 0.0,
@@ -156,10 +154,10 @@ class ViTAdapter(nn.Module):
         check_int('num_extra_extractors', num_extra_extractors, 0)
         check_number('init_values', init_values)
         check_number('cffn_ratio', cffn_ratio)
-        if with_cffn and round(dims * cffn_ratio) < 1:
+        if round(dims * cffn_ratio) < 1:
             raise ValueError(
                 f'cffn_ratio is {cffn_ratio}, which leaves the conv-FFN no channel of {dims}: '
-                'enlarge it, or set with_cffn=False'
+                'enlarge it'
             )
         given = (deform_num_heads, deform_ratio, drop_path_rate)
         defaults = _DEFAULTS.get(dims, (max(1, dims // 32), 1.0, 0.0))
@@ -178,7 +176,7 @@ class ViTAdapter(nn.Module):
                 num_levels=len(_STRIDES) - 1,
                 num_extractors=1 + (num_extra_extractors if i == last else 0),
                 init_values=init_values,
-                ffn_dims=round(dims * cffn_ratio) if with_cffn else 0,
+                ffn_dims=round(dims * cffn_ratio),
                 drop_path_rate=rate,
                 attention=attention,
                 with_cp=with_cp,

@@ -48,7 +48,6 @@ class TTTLinearMixer(nn.Module):
         token_scale: 'learned' scales the step of the t-th token of a mini-batch by τ_t =
             max(0, 1/t + learned), as in the language-model layer; None does not (Eq. 7).
         post_norm: LayerNorm between the inner loop and the gate (Algorithm 1 has none).
-        inner_eps: ε of the inner LayerNorm.
         backend: Implementation of the op: 'triton', 'numba' or 'reference'; None leaves the choice
             to it (docs/kernels.md).
 
@@ -74,7 +73,6 @@ class TTTLinearMixer(nn.Module):
         eta_scale: float | None = None,
         token_scale: str | None = 'learned',
         post_norm: bool = False,
-        inner_eps: float = 1e-6,
         backend: str | None = None,
     ) -> None:
         super().__init__()
@@ -92,7 +90,6 @@ class TTTLinearMixer(nn.Module):
         if eta_scale is not None:
             check_number('eta_scale', eta_scale, above=0)
         check_choice('token_scale', token_scale, (None, 'learned'))
-        check_number('inner_eps', inner_eps, above=0)
         check_backend('backend', backend)
         self.embed_dims = embed_dims
         self.num_heads = num_heads
@@ -101,7 +98,6 @@ class TTTLinearMixer(nn.Module):
         self.share_qk = share_qk
         self.mini_batch_size = mini_batch_size
         self.step_scale = eta_base * (1 / head_dims if eta_scale is None else eta_scale)
-        self.inner_eps = inner_eps
         self.backend = backend
 
         # One product for all: q (and k, if apart) and v of the first direction, then the second.
@@ -186,7 +182,6 @@ class TTTLinearMixer(nn.Module):
             self.positional_scale(),
             directions=self.directions,
             mini_batch_size=self.mini_batch_size,
-            eps=self.inner_eps,
             backend=self.backend,
         )
         # Not z.sum(2), which does not run in vectors on a CPU.
