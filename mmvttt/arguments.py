@@ -1,6 +1,6 @@
 """Checks of arguments: every error names the argument, what was given, and what is allowed.
 
-A wrong type is a `TypeError`, a wrong value a `ValueError`, before torch stumbles over either.
+A wrong type is an `OptionTypeError`, a wrong value an `OptionError`: a `TypeError`, a `ValueError`.
 """
 
 import math
@@ -8,20 +8,22 @@ from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
+from mmvttt.errors import OptionError, OptionTypeError
+
 
 def check_int(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
     """Checks an integer of at least `least`, and at most `most`. Booleans are not integers."""
     allowed = f'{least} or more' if most is None else f'{least} to {most}'
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f'{name}={value!r}: give an integer, {allowed}.')
+        raise OptionTypeError(f'{name}={value!r}: give an integer, {allowed}.')
     if value < least or (most is not None and value > most):
-        raise ValueError(f'{name}={value!r}: give an integer, {allowed}.')
+        raise OptionError(f'{name}={value!r}: give an integer, {allowed}.')
 
 
 def check_ints(name: str, values: Any, least: int = 1, most: int | None = None) -> None:
     """Checks a list or tuple of integers."""
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise TypeError(f'{name}={values!r}: give a list or tuple of integers.')
+        raise OptionTypeError(f'{name}={values!r}: give a list or tuple of integers.')
     for value in values:
         check_int(name, value, least, most)
 
@@ -30,31 +32,31 @@ def check_number(name: str, value: Any, above: float = -math.inf) -> None:
     """Checks a finite number above a bound."""
     allowed = 'finite number' if above == -math.inf else f'number above {above}'
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f'{name}={value!r}: give a {allowed}.')
+        raise OptionTypeError(f'{name}={value!r}: give a {allowed}.')
     if not above < value < math.inf:
-        raise ValueError(f'{name}={value!r}: give a {allowed}.')
+        raise OptionError(f'{name}={value!r}: give a {allowed}.')
 
 
 def check_rate(name: str, value: Any) -> None:
     """Checks a fraction in [0, 1)."""
     check_part(name, value, 'a rate in [0, 1)')
     if value == 1:
-        raise ValueError(f'{name}={value!r}: choose a rate in [0, 1).')
+        raise OptionError(f'{name}={value!r}: choose a rate in [0, 1).')
 
 
 def check_part(name: str, value: Any, allowed: str = 'a fraction in [0, 1]') -> None:
     """Checks a fraction in [0, 1]."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f'{name}={value!r}: choose {allowed}.')
+        raise OptionTypeError(f'{name}={value!r}: choose {allowed}.')
     if not 0 <= value <= 1:
-        raise ValueError(f'{name}={value!r}: choose {allowed}.')
+        raise OptionError(f'{name}={value!r}: choose {allowed}.')
 
 
 def check_choice(name: str, value: Any, choices: Collection) -> None:
     """Checks that a value is one of a few; the error names them all."""
     # An unhashable value would fail in a dict look-up.
     if value not in list(choices):
-        raise ValueError(f'{name}={value!r}: choose one of {", ".join(map(repr, choices))}.')
+        raise OptionError(f'{name}={value!r}: choose one of {", ".join(map(repr, choices))}.')
 
 
 def check_backend(name: str, value: Any) -> None:
@@ -68,7 +70,7 @@ def check_backend(name: str, value: Any) -> None:
 def check_config(name: str, value: Any, example: str) -> None:
     """Checks a dict."""
     if not isinstance(value, Mapping):
-        raise TypeError(f'{name}={value!r}: give a dict such as {example}.')
+        raise OptionTypeError(f'{name}={value!r}: give a dict such as {example}.')
 
 
 def checked_size(name: str, value: Any) -> tuple[int, int]:
@@ -76,7 +78,7 @@ def checked_size(name: str, value: Any) -> tuple[int, int]:
     pair = (value, value) if isinstance(value, Integral) else value
     check_ints(name, pair)
     if len(pair) != 2:
-        raise ValueError(f'{name}={value!r}: give one side, or (height, width).')
+        raise OptionError(f'{name}={value!r}: give one side, or (height, width).')
     return int(pair[0]), int(pair[1])
 
 
@@ -85,7 +87,7 @@ def checked_head_dims(embed_dims: int, num_heads: int) -> int:
     check_int('embed_dims', embed_dims)
     check_int('num_heads', num_heads)
     if embed_dims % num_heads:
-        raise ValueError(
+        raise OptionError(
             f'embed_dims={embed_dims} does not divide into num_heads={num_heads}: '
             'choose a number of heads that divides the channels.'
         )

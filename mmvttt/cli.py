@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from traceback import walk_tb
 from typing import Any
 
 from .distributions import missing
@@ -164,9 +163,10 @@ def printable(text: object) -> str:
 
 @contextmanager
 def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
-    """Turns errors whose message is enough into that message on stderr and exit status 1.
+    """Turns errors of mmvttt's own checks into their message on stderr and exit status 1.
 
-    Ranks get the same error, and one of each node prints it; with `launcher='none'` each process.
+    Other errors keep their traceback. Ranks get the same error, and one of each node prints it;
+    with `launcher='none'` each process.
     """
     try:
         yield
@@ -180,12 +180,6 @@ def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
         if (sentence := missing(error.name or '')) is None:
             raise
         message = sentence
-    except (TypeError, ValueError) as error:
-        # Checks of mmvttt's own parts name the option, its value and what to do.
-        *_, (frame, _) = walk_tb(error.__traceback__)
-        if not frame.f_globals.get('__name__', '').startswith('mmvttt.'):
-            raise
-        message = str(error)
     else:
         return
     if launcher == 'none' or os.environ.get('LOCAL_RANK', '0') == '0':

@@ -25,6 +25,14 @@ class UsageError(ValueError):
     """A mistake in a command line or config."""
 
 
+class OptionError(UsageError):
+    """An option of a function, class or config has a wrong value."""
+
+
+class OptionTypeError(OptionError, TypeError):
+    """An option has a value of a wrong type."""
+
+
 class DataError(ValueError):
     """The data of a config does not make sense."""
 

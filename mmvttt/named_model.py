@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import normalize, rgb_to_grayscale
 
 from .distributions import missing
-from .errors import UsageError, first_line
+from .errors import UsageError, first_line, suggest
 from .pictures import open_picture
 
 # ImageNet's, as in the recipes.
@@ -98,11 +97,9 @@ def find_timm(
         UsageError: There is no such model, or it lacks an argument.
     """
     if not is_timm(name):
-        close = difflib.get_close_matches(name, timm.list_models(), n=1)
         raise UsageError(
-            f"there is no model {name!r} in timm's registry"
-            f'{f", did you mean {close[0]!r}?" if close else ""}; for configs, '
-            f'{missing("mmengine")}'
+            f"there is no model {name!r} in timm's registry{suggest(name, timm.list_models())}; "
+            f'for configs, {missing("mmengine")}'
         )
     if dotted := [key for key in arguments or {} if '.' in key]:
         raise UsageError(

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import CheckpointError, CheckpointMismatchError
+from ..errors import CheckpointError, CheckpointMismatchError, OptionTypeError
 from .families import timm_names
 from .match import LoadReport, Preparation, compare, least_matched, require_match, require_parts
 from .read import read_weights, under
@@ -94,7 +94,9 @@ def load_pretrained(
             config.json beside the weights is of a model that computes something else.
     """
     if not isinstance(prefix, str | None):
-        raise TypeError(f"prefix={prefix!r}: give the beginning of the names, e.g. 'backbone.'")
+        raise OptionTypeError(
+            f"prefix={prefix!r}: give the beginning of the names, e.g. 'backbone.'"
+        )
     weights = read_weights(checkpoint, map_location, ema, key)
     source = shown(os.fspath(checkpoint))
     config = config_beside(os.fspath(checkpoint))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..errors import CheckpointMismatchError
+from ..errors import CheckpointMismatchError, OptionError
 from .read import under
 
 # Below this share of matching tensors a checkpoint belongs to another model.
@@ -36,7 +36,7 @@ def is_of(part: str | None, name: str) -> bool:
     if part is None:
         return False
     if part not in _PARTS:
-        raise ValueError(f"without={part!r}: leave out 'attention' or 'mlp', or None")
+        raise OptionError(f"without={part!r}: leave out 'attention' or 'mlp', or None")
     return re.search(_PARTS[part], name) is not None
 
 

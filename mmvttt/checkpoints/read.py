@@ -19,7 +19,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.serialization import safe_globals
 
-from ..errors import CheckpointError, CheckpointMismatchError, RefusedCheckpointError, first_line
+from ..errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    OptionTypeError,
+    RefusedCheckpointError,
+    first_line,
+)
 from .allow_list import allowed
 from .sources import located, shown, weight_map
 
@@ -108,7 +114,7 @@ def read_content(
         elif hasattr(checkpoint, 'read') and hasattr(checkpoint, 'seek'):
             source, path, file = getattr(checkpoint, 'name', 'the checkpoint'), '', checkpoint
         else:
-            raise TypeError(
+            raise OptionTypeError(
                 f'checkpoint={checkpoint!r}: give the path of a file, or an http(s) URL'
             )
         try:

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import unquote, urlparse, urlsplit, urlunsplit
 from urllib.request import Request, urlopen
 
-from ..errors import CheckpointError, CheckpointMissingError, first_line
+from ..errors import CheckpointError, CheckpointMissingError, OptionError, first_line
 from .atomic_write import PARTIAL
 from .published import SCHEME, address, local_file, published
 
@@ -237,7 +237,7 @@ def _download(url: str, path: str) -> None:
                 raise OSError(f'{file.tell()} of {expected} bytes came')
         named = _digest(os.path.basename(path))
         if named and not digest.hexdigest().startswith(named):
-            raise ValueError(f'its digest is {digest.hexdigest()}, and its name has {named}')
+            raise OptionError(f'its digest is {digest.hexdigest()}, and its name has {named}')
         os.replace(partial, path)
     finally:
         if os.path.exists(partial):

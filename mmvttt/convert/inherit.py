@@ -25,7 +25,7 @@ from mmvttt.checkpoints.load import adapted, load_pretrained
 from mmvttt.checkpoints.match import LoadReport, is_of
 from mmvttt.checkpoints.names_table import names_table
 from mmvttt.checkpoints.read import read_weights
-from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.errors import CheckpointError, CheckpointMismatchError, OptionTypeError
 from mmvttt.models.backbones import T5, TimmViT
 from mmvttt.version import __version__
 
@@ -119,7 +119,7 @@ def inherit_vit(
         CheckpointError: The source is incomplete or quantised, or its positions do not form a grid.
     """
     if model is not None and not isinstance(model, T5):
-        raise TypeError(
+        raise OptionTypeError(
             f'{type(model).__name__} cannot inherit a ViT: give init_cfg=dict(type='
             "'mmvttt.InheritViT', …) to a mmvttt.T5 (inside of a ViTAdapter, to its backbone)."
         )

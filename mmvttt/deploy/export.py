@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.fx.experimental import _config as fx_config
 
 from mmvttt.checkpoints.atomic_write import replacing
-from mmvttt.errors import UsageError, first_line
+from mmvttt.errors import OptionError, UsageError, first_line
 from mmvttt.outputs import check_new_file
 from ttt_kernels import decompositions
 
@@ -63,7 +63,7 @@ def export_module(
         ValueError: The module is in training mode.
     """
     if module.training:
-        raise ValueError(
+        raise OptionError(
             f'{type(module).__name__} is in training mode, which would write its dropped branches '
             'and statistics of batches into the file: call module.eval() first'
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from mmvttt.errors import suggest
+from mmvttt.errors import OptionError, OptionTypeError, suggest
 
 # (option, name) → a class or function, or None.
 Resolver = Callable[[str, str], Any]
@@ -30,13 +30,13 @@ def find_part(option: str, kind: Any, parts: Mapping[str, Any]) -> Any:
     """The class or function of an option: itself, or a name with or without `mmvttt.`."""
     if not isinstance(kind, str):
         if isinstance(kind, nn.Module):
-            raise TypeError(
+            raise OptionTypeError(
                 f'{option} is one {type(kind).__name__}, which all blocks would share: give its '
                 'class, or a dict with its type and options.'
             )
         if callable(kind):
             return kind
-        raise TypeError(
+        raise OptionTypeError(
             f'{option}={kind!r}: give a class, a function, a dict with its type, or one of '
             f'{", ".join(map(repr, parts))}.'
         )
@@ -45,7 +45,7 @@ def find_part(option: str, kind: Any, parts: Mapping[str, Any]) -> Any:
     for resolver in _resolvers:
         if (part := resolver(option, kind)) is not None:
             return part
-    raise ValueError(
+    raise OptionError(
         f'{option}={kind!r} is not known{suggest(name, parts)}: give a '
         f'class, or one of {", ".join(map(repr, parts))}; names of other packages need '
         'mmvttt.openmmlab and their registration (docs/own_mixer.md).'
@@ -58,7 +58,7 @@ def split_config(option: str, value: Any, parts: Mapping[str, Any]) -> tuple[Any
         return find_part(option, value, parts), {}
     options = dict(value)
     if 'type' not in options:
-        raise TypeError(
+        raise OptionTypeError(
             f'{option}={value!r} has no type: write dict(type={next(iter(parts), "…")!r}, …).'
         )
     return find_part(option, options.pop('type'), parts), options
@@ -78,7 +78,7 @@ def build_part(option: str, kind: Callable[..., Any], *args: Any, **options: Any
         names = [p.name for p in taken if p.kind not in _VARIADIC]
         wrong = next((name for name in options if name not in names), None)
         problem = f'has no option {wrong!r}' if wrong else f'lacks something: {error}'
-        raise TypeError(
+        raise OptionTypeError(
             f'{option}: {getattr(kind, "__name__", kind)} {problem}{suggest(wrong or "", names)}; '
             f'it has {", ".join(names)}'
         ) from None

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_choice, check_int, check_number
+from mmvttt.errors import OptionError, OptionTypeError
 
 from .backbones.base import PlainBackbone
 from .linearize import Replacement, vit
@@ -58,14 +59,14 @@ def block_tokens(
     images = images.to(next(model.parameters()))
     if not isinstance(model, PlainBackbone):
         if not isinstance(model, vit.MODELS):
-            raise TypeError(
+            raise OptionTypeError(
                 f'{type(model).__name__} has no sequence of blocks on the same tokens: give a '
                 'plain backbone of mmvttt, or a VisionTransformer, Eva, Beit or '
                 'VisionTransformerRelPos from timm, not compiled or wrapped (model._orig_mod or '
                 'model.module holds it then).'
             )
         if inputs is not None:
-            raise TypeError(
+            raise OptionTypeError(
                 f'{type(model).__name__}: blocks on the inputs of another model (blockwise) need a '
                 'plain backbone: take mmvttt.TimmViT, or leave it out.'
             )
@@ -120,7 +121,7 @@ def distillation_losses(
         targets = block_tokens(source, images)
     tokens = block_tokens(model, images, targets if blockwise else None)
     if len(tokens) != len(targets) or tokens[-1].shape != targets[-1].shape:
-        raise ValueError(
+        raise OptionError(
             f'{len(tokens)} depths with tokens {tuple(tokens[-1].shape)} cannot learn from '
             f'{len(targets)} with {tuple(targets[-1].shape)}: give the source of the model.'
         )
@@ -128,10 +129,10 @@ def distillation_losses(
     every = range(last + 1)
     chosen = {'all': every, 'last': [last]}.get(depths) if isinstance(depths, str) else depths
     if not chosen or not all(d in every for d in chosen):
-        raise ValueError(f"depths={depths!r}: give 'all', 'last', or indices from 0 to {last}.")
+        raise OptionError(f"depths={depths!r}: give 'all', 'last', or indices from 0 to {last}.")
     prefix = getattr(model, 'num_prefix_tokens', 0)
     if prefix * len(targets[-1]) == 1:
-        raise ValueError(
+        raise OptionError(
             'a class token is compared over the images of a batch, and this batch has one: give '
             'two or more (drop_last=True, where a loader ends with one).'
         )
@@ -206,20 +207,20 @@ def distil(
     check_number('new_lr_mult', new_lr_mult, above=0)
     names = new_parameters(model)
     if set(map(id, source.parameters())) & set(map(id, model.parameters())):
-        raise ValueError(
+        raise OptionError(
             'source and model share parameters, so that there is nothing to learn: linearize a '
             'copy, model = copy.deepcopy(source)'
         )
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
     new = [p for name, p in learning.items() if name in names]
     if not new:
-        raise ValueError(
+        raise OptionError(
             f'{type(model).__name__} has nothing new to learn: linearize it first, and do not '
             'freeze what linearize has added.'
         )
     trained = [p for name, p in learning.items() if name not in names]
     if half := next((n for n, p in learning.items() if p.dtype in _HALF), None):
-        raise ValueError(
+        raise OptionError(
             f'{half} is {learning[half].dtype}, in which small updates are lost: give '
             'model.float() and train under torch.autocast.'
         )
@@ -244,7 +245,7 @@ def distil(
                     parameter.requires_grad_(not first)
                 images = batch[0] if isinstance(batch, tuple | list) else batch
                 if not isinstance(images, Tensor):
-                    raise TypeError(
+                    raise OptionTypeError(
                         'batches must hold images, or tuples that begin with them, got '
                         f'{type(images).__name__}'
                     )
@@ -267,7 +268,7 @@ def distil(
                 if len(curve) == steps:
                     break
             if len(curve) == count:
-                raise ValueError(
+                raise OptionError(
                     f'batches ended after {count} of {steps} steps and cannot be begun again: give '
                     'a loader or a list, no generator.'
                     if count

@@ -13,6 +13,8 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from mmvttt.errors import OptionError
+
 from ..arguments import check_int
 from ..checkpoints.published import local_file, published
 from .backbones import T5, HViT3, ViT3, Vittt
@@ -74,7 +76,7 @@ class Classifier(nn.Module):
         backbone = backbone_cls(**options)
         mode = getattr(backbone, 'cls_mode', 'mean')
         if mode != 'mean':
-            raise ValueError(
+            raise OptionError(
                 f'cls_mode={mode!r}: a timm model pools the patches by global_pool; leave '
                 "cls_mode out, or take the backbone itself with out_type='avg_featmap'."
             )
@@ -124,7 +126,7 @@ class Classifier(nn.Module):
             output_dict: Whether to return `{'image_intermediates': […], 'image_features': …}`.
         """
         if output_fmt not in ('NCHW', 'NLC'):
-            raise ValueError(f"output_fmt={output_fmt!r}: choose 'NCHW' or 'NLC'.")
+            raise OptionError(f"output_fmt={output_fmt!r}: choose 'NCHW' or 'NLC'.")
         count = len(getattr(self.backbone, self.parts))
         chosen, last = feature_take_indices(count, indices)
         features = []
@@ -150,7 +152,7 @@ class Classifier(nn.Module):
     ) -> list[Tensor]:
         """`forward_intermediates` by DINO's name; there are no prefix tokens to return."""
         if return_prefix_tokens:
-            raise ValueError('return_prefix_tokens=True: there are none; leave it out.')
+            raise OptionError('return_prefix_tokens=True: there are none; leave it out.')
         form = 'NCHW' if reshape else 'NLC'
         options: Any = dict(norm=norm, output_fmt=form, intermediates_only=True)
         return self.forward_intermediates(x, n, **options)  # type: ignore[return-value]

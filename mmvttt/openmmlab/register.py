@@ -12,7 +12,7 @@ from torch import nn
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.match import Preparation
 from mmvttt.convert.inherit import load_inherited
-from mmvttt.errors import suggest
+from mmvttt.errors import OptionTypeError, suggest
 from mmvttt.models import adapters, backbones
 from mmvttt.models.adapters.vit_adapter import warn_of_unused
 from mmvttt.models.generation.losses import DDPMLoss, FlowLoss
@@ -52,13 +52,13 @@ class FromLibrary(BaseModule):
         options = {**dict(zip(config_options(type(self)), args, strict=False)), **options}
         if 'norm_cfg' in options and 'norm_layer' in config_options(type(self)):
             if 'norm_layer' in options:
-                raise TypeError(
+                raise OptionTypeError(
                     f'{type(self).__name__} gets norm_cfg and norm_layer, two names of one option: '
                     'give one of them.'
                 )
             options['norm_layer'] = options.pop('norm_cfg')
         if 'pretrained' in options:
-            raise TypeError(
+            raise OptionTypeError(
                 f'{type(self).__name__} gets pretrained={options["pretrained"]!r} from a base of '
                 'mmsegmentation: set model.pretrained=None; weights of this backbone are '
                 "init_cfg=dict(type='Pretrained', checkpoint=…)"
@@ -82,7 +82,7 @@ class FromLibrary(BaseModule):
         if not isinstance(entries, list | tuple) or not all(
             isinstance(entry, Mapping) and 'type' in entry for entry in entries
         ):
-            raise TypeError(
+            raise OptionTypeError(
                 f"init_cfg={configs!r}: give dict(type='Pretrained', checkpoint=…), another of "
                 "mmengine's initialisers, or a list of them."
             )
@@ -134,7 +134,7 @@ def require_options(kind: type, options: Mapping[str, Any]) -> None:
     if wrong is None:
         return
     shown = [('norm_cfg' if name == 'norm_layer' else name) for name in names]
-    raise TypeError(
+    raise OptionTypeError(
         f'{kind.__name__} has no option {wrong!r}{suggest(wrong, shown)}; it has '
         f'{", ".join(shown)}. If it comes from a _base_, put _delete_=True into this dict'
     )

@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from PIL import Image
 from mmvttt.checkpoints.read import read_content
 from mmvttt.cli import plain_errors
 from mmvttt.errors import CheckpointMismatchError, UsageError
+from mmvttt.models.backbones import Vittt
 from mmvttt.openmmlab.apis.evaluate import _dump, enable_tta, evaluate, show_predictions
 from mmvttt.openmmlab.apis.train import enable_amp
 from mmvttt.openmmlab.config import load_config
@@ -170,9 +172,25 @@ def test_plain_errors_are_said_once_a_node_without_a_traceback(
     with pytest.raises(SystemExit), plain_errors('none'):
         raise UsageError('what to do')
     assert capsys.readouterr().err == 'error: what to do\n'
-    # An error of other code has its traceback.
-    with pytest.raises(TypeError), plain_errors():
-        len(3)
+
+
+def test_a_bug_of_ours_has_its_traceback_and_a_wrong_option_one_sentence(tools: Any) -> None:
+    """The class of an error decides, not where it was raised."""
+    model = ('deit_tiny_patch16_224', '--shape', 32, 32)
+    for options, word in (('embed_dim=5', 'embed_dim'), ('num_heads=0', 'num_heads')):
+        assert 'error: ' in (said := tools.error('get_flops.py', *model, '--cfg-options', options))
+        assert word in said
+    tools.patch.setattr('mmvttt.analysis.flops.tree_leaves', lambda *_: 1 + None)
+    with pytest.raises(TypeError, match='unsupported operand'):
+        tools('get_flops.py', *model)
+
+
+def test_a_wrong_option_is_a_value_error_and_of_a_wrong_type_a_type_error_too() -> None:
+    for value, kinds in ((0, (ValueError,)), ('1', (ValueError, TypeError))):
+        for kind in kinds:
+            with pytest.raises(kind) as caught:
+                Vittt('tiny', patch_size=value)
+            assert isinstance(caught.value, UsageError)
 
 
 def test_a_segmentor_with_tta(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ WORDS = {
     ('get_flops', 'no_model'): ("no model 'no_model'", 'vittt_t_in1k'),
     ('benchmark', *QUICK[1:], 'deit_tiny_patch16_224', '--backbone'): ('deit_tiny', 'no part'),
     ('image_demo', DEMO, 'other.pth', 'no.jpg'): ("no image 'no.jpg'",),
-    ('image_demo', DEMO, 'other.pth', 'text.txt'): ("'text.txt'", 'not images'),
+    ('image_demo', DEMO, 'other.pth', 'text.txt'): ("'text.txt'", 'not an image'),
     ('publish_checkpoint', 'other.pth', 'out.txt'): ("'out.txt'", '.pth'),
     ('convert_checkpoint', 'other.pth', 'out.pth'): ('names of a ViT³', 'encoder.weight'),
     ('get_flops', 'nothing.py'): ('has no model',),

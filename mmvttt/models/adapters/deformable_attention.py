@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_backend, check_int, check_number
+from mmvttt.errors import OptionError
 from ttt_kernels import deform_attn
 
 
@@ -98,7 +99,7 @@ class DeformableAttention(nn.Module):
         check_backend('deform_backend', backend)
         value_dims = round(embed_dims * ratio)
         if value_dims < 1 or value_dims % num_heads:
-            raise ValueError(
+            raise OptionError(
                 f'deformable attention has {value_dims} value channels (embed_dims {embed_dims} × '
                 f'deform_ratio {ratio}), which {num_heads} heads cannot share evenly: choose '
                 'deform_num_heads (or deform_ratio) so that they divide'

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_choice, check_int, check_ints, check_number, check_rate
+from mmvttt.errors import OptionError, OptionTypeError
 
 from ..backbones import BACKBONES
 from ..backbones.base import map_size
@@ -140,12 +141,12 @@ class ViTAdapter(nn.Module):
         self.interaction_indexes = _groups(interaction_indexes, self.backbone.num_layers)
         check_ints('out_indices', out_indices, 0, len(_STRIDES) - 1)
         if not out_indices:
-            raise ValueError('out_indices is empty: name one or more of the maps 0, 1, 2, 3.')
+            raise OptionError('out_indices is empty: name one or more of the maps 0, 1, 2, 3.')
         self.out_indices = tuple(out_indices)
         self.freeze_backbone = freeze_backbone
         check_choice('task', task, ('det', 'seg'))
         if task == 'seg' and len(self.interaction_indexes) != len(_STRIDES):
-            raise ValueError(
+            raise OptionError(
                 f"task 'seg' needs {len(_STRIDES)} interactions, one per map; interaction_indexes "
                 f'has {len(self.interaction_indexes)}: {self.interaction_indexes}'
             )
@@ -155,7 +156,7 @@ class ViTAdapter(nn.Module):
         check_number('init_values', init_values)
         check_number('cffn_ratio', cffn_ratio)
         if round(dims * cffn_ratio) < 1:
-            raise ValueError(
+            raise OptionError(
                 f'cffn_ratio is {cffn_ratio}, which leaves the conv-FFN no channel of {dims}: '
                 'enlarge it'
             )
@@ -306,12 +307,12 @@ def _check_backbone(backbone: nn.Module) -> None:
     needed = ('embed_dims', 'num_layers', 'patch_size', 'embed', 'run_block')
     missing = [name for name in needed if not hasattr(backbone, name)]
     if missing:
-        raise TypeError(
+        raise OptionTypeError(
             f'ViTAdapter cannot wrap {type(backbone).__name__}, which lacks {", ".join(missing)}: '
             'it needs a plain backbone such as mmvttt.Vittt'
         )
     if backbone.patch_size != _PATCH:
-        raise ValueError(
+        raise OptionError(
             f'ViTAdapter needs a backbone with patch_size {_PATCH} (its maps have strides '
             f'{_STRIDES}); {type(backbone).__name__} has {backbone.patch_size}'
         )
@@ -324,13 +325,15 @@ def _groups(indexes: Sequence[Sequence[int]] | None, num_layers: int) -> list[tu
         bounds = [num_layers * i // count for i in range(count + 1)]
         indexes = [(start, end - 1) for start, end in pairwise(bounds)]
     if isinstance(indexes, str) or not isinstance(indexes, Sequence):
-        raise TypeError(f'interaction_indexes={indexes!r}: give a list of groups [first, last].')
+        raise OptionTypeError(
+            f'interaction_indexes={indexes!r}: give a list of groups [first, last].'
+        )
     for group in indexes:
         check_ints('a group of interaction_indexes', group, 0, num_layers - 1)
     groups: list[Any] = [tuple(group) for group in indexes]
     run = [i for group in groups if len(group) == 2 for i in range(group[0], group[1] + 1)]
     if run != list(range(num_layers)) or any(len(group) != 2 for group in groups):
-        raise ValueError(
+        raise OptionError(
             f'interaction_indexes is {[list(group) for group in groups]}; the groups [first, last] '
             f"must run the backbone's blocks 0 to {num_layers - 1} once each, in order, as in "
             f'{[[0, num_layers - 1]]}'

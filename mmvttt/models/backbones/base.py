@@ -18,6 +18,7 @@ from mmvttt.arguments import (
     check_rate,
     checked_size,
 )
+from mmvttt.errors import OptionError, OptionTypeError
 
 from ..layers.conv import to_map
 from ..layers.embedding import PatchEmbed, resize_positions
@@ -37,16 +38,16 @@ def check_image(x: Tensor, in_channels: int, model: str) -> None:
     """Raises an error unless `x` is an image `(B, in_channels, H, W)` of floating-point numbers."""
     # Not len(x), which would fix the batch of an export.
     if x.dim() == 4 and x.shape[0] == 0:
-        raise ValueError(
+        raise OptionError(
             f'{model} got an empty batch, {tuple(x.shape)}: skip it, or keep an image at least.'
         )
     if x.dim() != 4 or x.shape[1] != in_channels or 0 in x.shape:
-        raise ValueError(
+        raise OptionError(
             f'{model} takes images (B, {in_channels}, H, W), got {tuple(x.shape)}: convert the '
             'images, or set in_channels.'
         )
     if not x.is_floating_point():
-        raise TypeError(
+        raise OptionTypeError(
             f'{model} takes images of floating-point numbers, got {x.dtype}: normalise them '
             'first, as a data_preprocessor does.'
         )
@@ -63,13 +64,13 @@ def resolve_arch(
     example = next(iter(zoo.values()))
     if not isinstance(arch, Mapping):
         if arch not in list(zoo):
-            raise ValueError(
+            raise OptionError(
                 f'{model} has no arch {arch!r}: choose one of {sorted(zoo)}, or give a dict with '
                 f'{sorted(example)}.'
             )
         return dict(zoo[arch])
     if set(arch) != set(example):
-        raise ValueError(
+        raise OptionError(
             f'The arch of {model} needs exactly the keys {sorted(example)}, got '
             f'{sorted(map(str, arch))}.'
         )
@@ -91,7 +92,7 @@ def resolve_indices(indices: int | Sequence[int], num_layers: int) -> tuple[int,
     check_ints('out_indices', indices, -num_layers, num_layers - 1)
     resolved = tuple(i + num_layers if i < 0 else i for i in indices)
     if not resolved or list(resolved) != sorted(set(resolved)):
-        raise ValueError(
+        raise OptionError(
             f'out_indices={list(indices)}: give one or more from {-num_layers} to '
             f'{num_layers - 1}, each once, in ascending order.'
         )
@@ -226,7 +227,7 @@ class PlainBackbone(nn.Module):
         """
         check_image(x, self.in_channels, type(self).__name__)
         if x.shape[2] < self.patch_size or x.shape[3] < self.patch_size:
-            raise ValueError(
+            raise OptionError(
                 f'An image of {x.shape[2]}×{x.shape[3]} pixels is smaller than a patch '
                 f'({self.patch_size}×{self.patch_size}): enlarge or pad it.'
             )

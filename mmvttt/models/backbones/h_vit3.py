@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mmvttt.arguments import check_choice, check_int
+from mmvttt.errors import OptionError
 
 from ..layers.conv import to_map
 from ..layers.mixer import Mixer, resolve_mixer
@@ -186,9 +187,9 @@ class HViT3(nn.Module):
         dims, depths, heads = (tuple(sizes[k]) for k in ('embed_dims', 'depths', 'num_heads'))
         last = len(dims) - 1
         if not len(dims) == len(depths) == len(heads) > 0:
-            raise ValueError(f'The arch needs one number for each stage in every entry: {sizes}.')
+            raise OptionError(f'The arch needs one number for each stage in every entry: {sizes}.')
         if any(channels % 4 for channels in dims):
-            raise ValueError(f'embed_dims={dims}: the rotary positions need multiples of 4.')
+            raise OptionError(f'embed_dims={dims}: the rotary positions need multiples of 4.')
         check_choice('out_type', out_type, OUT_TYPES)
         check_int('in_channels', in_channels)
         check_int('frozen_stages', frozen_stages, -1, last + 1)
@@ -197,7 +198,7 @@ class HViT3(nn.Module):
             out_indices = last if out_type == 'avg_featmap' else range(last + 1)
         self.out_indices = resolve_indices(out_indices, last + 1)
         if out_type == 'avg_featmap' and self.out_indices != (last,):
-            raise ValueError(
+            raise OptionError(
                 f"out_type='avg_featmap' returns the mean of the last stage, {last}, not of "
                 f"{self.out_indices}: leave out_indices out, or choose out_type='featmap'."
             )

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmvttt.arguments import check_choice, check_config, check_int, checked_size
 from mmvttt.checkpoints.families import to_timm
-from mmvttt.errors import CheckpointMismatchError
+from mmvttt.errors import CheckpointMismatchError, OptionError
 
 from ..layers.json_options import from_json, to_json
 from ..linearize import MapSize, linearize
@@ -122,7 +122,7 @@ class TimmViT(PlainBackbone):
             with_cp=with_cp,
         )
         if out_type == CLASS_TOKEN and vit.cls_token is None:
-            raise ValueError(f"{model} has no class token: choose out_type='avg_featmap'.")
+            raise OptionError(f"{model} has no class token: choose out_type='avg_featmap'.")
         self.out_type = out_type
         self._source = model, options
         self._linearize = None if linearize is None else dict(linearize)
@@ -328,7 +328,7 @@ def _create(name: str, options: Mapping[str, Any]) -> nn.Module:
     except (RuntimeError, TypeError, AssertionError) as error:
         vit = error
     if not isinstance(vit, VisionTransformer | Eva):
-        raise ValueError(
+        raise OptionError(
             f'model={name!r} is not built by timm as a VisionTransformer or Eva for images of any '
             f'size ({vit!r:.100}): choose one such as vit_small_patch16_dinov3.'
         )

@@ -8,6 +8,7 @@ from timm.layers import GluMlp
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_choice
+from mmvttt.errors import OptionError
 
 from ..layers.conv import CausalConv1d, DWConv2d
 from ..layers.drop_path import DropPath
@@ -170,7 +171,7 @@ class Vittt(PlainBackbone):
         steps = DESIGN_ROUTE[design]
         mixer = resolve_mixer(mixer, dict(steps['mixer'], type=TTTLinearMixer))
         if mixer['type'] is not TTTLinearMixer and design != 'conv2d':
-            raise ValueError(
+            raise OptionError(
                 f'design={design!r} is a set of options of TTTLinearMixer, which '
                 f'{mixer["type"]!r} does not have: leave design out, or the type of mixer.'
             )
@@ -200,7 +201,7 @@ class Vittt(PlainBackbone):
             for rate in drop_path_rates(drop_path_rate, self.num_layers)
         )
         if self.cls_token is not None and 'patches' not in self.blocks[0].mixer_extras:
-            raise ValueError(
+            raise OptionError(
                 f'cls_mode={cls_mode!r} puts class tokens among the patches, and '
                 f'{type(self.blocks[0].mixer).__name__} would not know where: choose '
                 "cls_mode='mean' or 'max', or a mixer with extras = ('patches',), their positions."

@@ -17,6 +17,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_int
+from mmvttt.errors import OptionError
 
 from ..backbones.base import resolve_arch
 from ..layers.conv import DWConv2d
@@ -209,7 +210,7 @@ class DiT3(ModelMixin, ConfigMixin):
         config: Any = self.config
         patch, (channels, height, width) = config.patch_size, hidden_states.shape[1:]
         if channels != config.in_channels or height % patch or width % patch:
-            raise ValueError(
+            raise OptionError(
                 f'latents of shape {tuple(hidden_states.shape)}: DiT3 takes '
                 f'(B, {config.in_channels}, h, w) with sides that are multiples of {patch}.'
             )

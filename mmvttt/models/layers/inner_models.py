@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_choice, check_int, check_number
+from mmvttt.errors import OptionError, OptionTypeError
 from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
 
 from ..build import build_part, split_config
@@ -108,7 +109,7 @@ class InnerModel(nn.Module, ABC):
         """
         axes = self.axes.get(name, {1: ('out',), 2: ('in', 'out')}.get(dims))
         if axes is None or len(axes) != dims:
-            raise ValueError(
+            raise OptionError(
                 f'damping=True needs the axes of the {dims}-dimensional weight {name!r}: name '
                 f"them in {type(self).__name__}.axes, such as {{'{name}': ('out', 'in', 'row', "
                 "'column')}."
@@ -156,13 +157,13 @@ class MLP(InnerModel):
         check_int('depth', depth)
         hidden = int(head_dims * ratio)
         if depth < 2 or hidden < 1:
-            raise ValueError(
+            raise OptionError(
                 f'MLP(ratio={ratio}, depth={depth}): give 2 or more layers (one is FC) and a '
                 'positive ratio.'
             )
         check_choice('residual', residual, (None, 'input', 'weight'))
         if hidden != head_dims and (identity_init or residual == 'weight'):
-            raise ValueError(f'ratio={ratio}: an identity as the last layer needs ratio=1.')
+            raise OptionError(f'ratio={ratio}: an identity as the last layer needs ratio=1.')
         widths = [head_dims, *[hidden] * (depth - 1), head_dims]
         super().__init__(num_heads, **{f'w{i + 1}': widths[i : i + 2] for i in range(depth)})
         self.depth = depth
@@ -287,7 +288,7 @@ def build_inner_model(inner: Inner, num_heads: int, head_dims: int) -> InnerMode
     kind, options = split_config('inner', inner, INNER_MODELS)
     built = build_part('inner', kind, num_heads, head_dims, **options)
     if not isinstance(built, InnerModel | Attention):
-        raise TypeError(
+        raise OptionTypeError(
             f'inner={kind!r} made a {type(built).__name__}, which is not an inner model: give a '
             'subclass of mmvttt.models.layers.InnerModel (docs/own_mixer.md).'
         )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mmvttt.arguments import check_backend, check_choice, check_int, check_number, checked_size
+from mmvttt.errors import OptionError
 
 from ..build import build_part
 from .inner_losses import InnerLoss
@@ -75,7 +76,7 @@ class InnerOptions:
         if self.step != DYNAMIC and not (
             isinstance(self.step, int | float) and 0 < self.step < float('inf')
         ):
-            raise ValueError(
+            raise OptionError(
                 f'step={self.step!r}: give a positive rate (default 1.0) or {DYNAMIC!r}.'
             )
         if self.scale is not None:
@@ -88,7 +89,7 @@ class InnerOptions:
         if self.neighborhood is not None:
             check_int('neighborhood', self.neighborhood)
             if self.neighborhood % 2 == 0:
-                raise ValueError(
+                raise OptionError(
                     f'neighborhood={self.neighborhood}: give an odd side, such as 3 or 5.'
                 )
         check_backend('backend', self.backend)

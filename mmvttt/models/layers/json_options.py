@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from mmvttt.errors import OptionError
+
 from ..build import SCOPE
 from .inner_losses import INNER_LOSSES
 from .inner_models import INNER_MODELS
@@ -43,7 +45,7 @@ def to_json(
         try:
             named[option] = json.loads(json.dumps(value))
         except TypeError as error:
-            raise ValueError(
+            raise OptionError(
                 f'{option}={value!r} cannot be written into config.json, by which the model is '
                 'loaded again: give names and numbers, such as the name of an inner model of '
                 'mmvttt in the place of its class.'
@@ -85,7 +87,7 @@ def _look_up(option: str, name: Any, tables: Tables) -> Any:
     parts = tables.get(option, {})
     short = name.removeprefix(SCOPE) if isinstance(name, str) else ''
     if short not in parts:
-        raise ValueError(
+        raise OptionError(
             f'{option}={name!r} in a config.json: a file may only name '
             f'{", ".join(map(repr, parts)) or "parts of " + ", ".join(tables)}. For a part of '
             'another package, give the option in code.'

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_config
+from mmvttt.errors import OptionTypeError
 from mmvttt.on_demand import OnDemand
 
 from ..build import build_part, find_part
@@ -63,12 +64,12 @@ def build_mixer(
         **options,
     )
     if not isinstance(mixer, nn.Module):
-        raise TypeError(
+        raise OptionTypeError(
             f'mixer={config["type"]!r} made a {type(mixer).__name__}: give a class of modules.'
         )
     declared = getattr(mixer, 'extras', ())
     if isinstance(declared, str):
-        raise TypeError(
+        raise OptionTypeError(
             f"{type(mixer).__name__}.extras={declared!r}: give a tuple, ('{declared}',)."
         )
     return mixer, tuple(name for name in declared if name in extras)

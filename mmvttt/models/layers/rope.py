@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from mmvttt.errors import OptionError
+
 from .precision import at_least_fp32
 
 
@@ -26,7 +28,7 @@ def rotation_2d(
         dtype: Precision of the angles, fp32 or fp64.
     """
     if channels % 4:
-        raise ValueError(
+        raise OptionError(
             f'Rotary positions of a map turn pairs of channels, half of them by the row: '
             f'{channels} channels do not divide by 4.'
         )

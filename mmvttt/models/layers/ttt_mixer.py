@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from mmvttt.arguments import checked_head_dims
-from mmvttt.errors import UsageError
+from mmvttt.errors import OptionError, UsageError
 
 from ..build import build_function
 from .attention import Attention
@@ -93,12 +93,12 @@ class InnerTraining(nn.Module):
                 for n, w in self.inner.named_parameters()
             }
         elif not plain or o.damping or self.inner_loss is not dot or o.scale is not None:
-            raise ValueError(
+            raise OptionError(
                 f'{type(self.inner).__name__} trains nothing: leave out loss, num_batches, epochs, '
                 'step, scale and damping, or choose an inner model.'
             )
         if o.backend is not None and not self.fused:
-            raise ValueError(
+            raise OptionError(
                 f'backend={o.backend!r}: no op does this training; there are ops for one step of '
                 '1.0 over all tokens, of some models and losses. Leave backend out.'
             )
@@ -125,7 +125,7 @@ class InnerTraining(nn.Module):
             `(B, N, C)`, before the output projection.
         """
         if prefix and getattr(self.inner, 'spatial', False):
-            raise ValueError(
+            raise OptionError(
                 f'{type(self.inner).__name__} convolves the map of tokens and cannot train on the '
                 f'prefix={prefix} tokens in front of it: choose an inner model of single tokens, '
                 "such as dict(type='SwiGLU')."
@@ -240,7 +240,7 @@ class InnerTraining(nn.Module):
                     predicted = self._call(start, k[..., batch, :], hw)
                 losses = loss(predicted, v[..., batch, :])
                 if losses.dim() > predicted.dim() - 2:
-                    raise ValueError(
+                    raise OptionError(
                         'the inner loss of a head has the shape '
                         f'{tuple(losses.shape[predicted.dim() - 2 :])}: make it a number, by '
                         '.mean() or .sum()'

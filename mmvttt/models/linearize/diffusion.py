@@ -17,7 +17,7 @@ from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAttnProcessor
 from torch import Tensor, nn
 
-from mmvttt.errors import UsageError
+from mmvttt.errors import OptionError, UsageError
 
 from .replacement import CROSS, LINEAR, MapSize, Note, Replacement, checked_size
 
@@ -117,7 +117,7 @@ def _one_map(ids: Tensor) -> list[int]:
     h, w = int(row.max()) + 1, int(column.max()) + 1
     order = torch.arange(len(row), device=row.device)
     if picture.any() or h * w != len(row) or not torch.equal(row * w + column, order):
-        raise ValueError(
+        raise OptionError(
             f'img_ids of {len(row)} tokens are not the rows and columns of one map: a linearized '
             'Flux takes one picture, row by row; leave out further ones (Kontext, Fill by '
             'pictures), or pass joint_attention_kwargs=dict(map_size=(h, w)).'
@@ -193,7 +193,7 @@ class TTTProcessor(Replacement):
             blocks both in one, before the output projection.
         """
         if attention_mask is not None:
-            raise ValueError(
+            raise OptionError(
                 'A linearized attention sees all tokens and takes no mask: leave attention_mask '
                 'out.'
             )

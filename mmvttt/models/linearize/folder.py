@@ -15,7 +15,7 @@ from torch import nn
 
 from mmvttt.checkpoints.atomic_write import replacing, write_whole
 from mmvttt.checkpoints.publish import model_card
-from mmvttt.errors import UsageError
+from mmvttt.errors import OptionError, UsageError
 
 from ..layers.json_options import from_json
 from .linearize import linearize as linearize_model
@@ -98,9 +98,9 @@ def _shape(weights: Mapping[str, torch.Tensor], name: str) -> torch.Size | None:
 def _build(source: str, linearize: Mapping[str, Any], **options: Any) -> nn.Module:
     # A name, not a hub's or a folder's: the options may come from a file.
     if not timm.is_model(source):
-        raise ValueError(f"source={source!r}: give the name of one of timm's models.")
+        raise OptionError(f"source={source!r}: give the name of one of timm's models.")
     if wrong := sorted(_OF_TIMM & {*options}):
-        raise ValueError(f'{wrong[0]}={options[wrong[0]]!r} is not an option of {source}.')
+        raise OptionError(f'{wrong[0]}={options[wrong[0]]!r} is not an option of {source}.')
     model = timm.create_model(source, **options)
     linearize_model(model, **from_json(linearize))
     return model

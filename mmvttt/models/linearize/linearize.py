@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from mmvttt.checkpoints.names_table import names_table
+from mmvttt.errors import OptionError
 
 from ..layers.inner_options import InnerOptions
 from . import staged, vit
@@ -132,7 +133,7 @@ def linearize(
     parts = family.attentions(model)
     done = [name for name, module in parts.items() if module == LINEAR]
     if done:
-        raise ValueError(
+        raise OptionError(
             f'{type(model).__name__} is linearized already ({done[0]} is): begin with the source.'
         )
     recipe = RECIPES.get(where, RECIPES['t5']) if isinstance(where, str) else RECIPES['t5']
@@ -140,7 +141,7 @@ def linearize(
     names = _chosen(where if recipe.where == 'all' else recipe.where, candidates)
     for name in names:
         if isinstance(parts[name], str):
-            raise ValueError(
+            raise OptionError(
                 f'{name} of {type(model).__name__} cannot be replaced: {parts[name]}. Name other '
                 'attentions by where=…, or take another model.'
             )
@@ -172,7 +173,7 @@ def _family(model: nn.Module) -> ModuleType:
     for family in families:
         if isinstance(model, family.MODELS):
             return family
-    raise ValueError(
+    raise OptionError(
         f'{type(model).__name__} cannot be linearized: it is a wrapper, or not known to attend to '
         'all tokens of one image. Give a VisionTransformer, Eva, Beit, VisionTransformerRelPos, '
         'CAFormer, PiT or VOLO of timm, or a DiT, PixArt, SD3 or Flux transformer of diffusers, '
@@ -191,11 +192,11 @@ def _chosen(
         # 'blocks.3.attn' and 'transformer_blocks.3.attn2' are of block 3.
         names = [n for n in parts if n == item or (n.split('.')[1] == str(item))]
         if not names:
-            raise ValueError(
+            raise OptionError(
                 f'where={item!r} is not a self-attention of this model: give {["all", *RECIPES]}, '
                 f'indices of blocks, or names, {next(iter(parts))!r} to {list(parts)[-1]!r}.'
             )
         chosen |= set(names)
     if not chosen:
-        raise ValueError(f"where={where!r} names no attention: give 'all', or one or more.")
+        raise OptionError(f"where={where!r} names no attention: give 'all', or one or more.")
     return [name for name in parts if name in chosen]

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mmvttt.errors import OptionError
+
 from ..layers.inner_options import InnerOptions
 from ..layers.ttt_mixer import InnerTraining
 
@@ -75,14 +77,14 @@ class Replacement(InnerTraining):
 def checked_size(map_size: MapSize | None, tokens: Tensor, others: int) -> MapSize:
     """The size of the map of `(B, others + h·w, C)` tokens."""
     if map_size is None:
-        raise ValueError(
+        raise OptionError(
             'A linearized attention does not know the size of its map: call the model on an image, '
             '`model(…)`, not its `forward`, and not a block on tokens. A `forward` of your own '
             'takes the tokens from `self.forward_features`.'
         )
     h, w = map_size
     if tokens.shape[1] != others + h * w:
-        raise ValueError(
+        raise OptionError(
             f'{tokens.shape[1]} tokens are not a map of {h}×{w} and {others} others: a linearized '
             'attention needs all patches of an image.'
         )

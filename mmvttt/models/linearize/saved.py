@@ -17,6 +17,8 @@ import diffusers
 # A pipeline looks for the base class of a loaded class, among the names of its module.
 from diffusers import ModelMixin
 
+from mmvttt.errors import OptionError
+
 from ..layers.json_options import from_json
 from .linearize import linearize
 
@@ -49,7 +51,7 @@ class _Saved:
         if isinstance(config, str | os.PathLike):
             config = cls.load_config(config)  # type: ignore[attr-defined]
         if not (isinstance(config, Mapping) and 'linearize' in config):
-            raise ValueError(
+            raise OptionError(
                 f'{cls.__module__}.{cls.__name__} is for what was saved after linearize(), and the '
                 f'config does not say how: load the source by diffusers.{cls.__name__}, then '
                 'linearize it.'

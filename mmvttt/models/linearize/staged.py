@@ -9,6 +9,8 @@ from timm.models.metaformer import MetaFormer
 from timm.models.pit import PoolingVisionTransformer
 from torch import Tensor, cat, nn
 
+from mmvttt.errors import OptionError
+
 from . import vit
 from .replacement import MapSize, Note, Replacement
 
@@ -24,7 +26,9 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
         if isinstance(module, kinds)
     }
     if not parts:
-        raise ValueError(f'this {type(model).__name__} has no attention, but pools or convolutions')
+        raise OptionError(
+            f'this {type(model).__name__} has no attention, but pools or convolutions'
+        )
     return parts
 
 
@@ -46,7 +50,7 @@ def install(
     if isinstance(model, MetaFormer):
         for name in left:
             if name.partition('.blocks.')[0] in stages:
-                raise ValueError(
+                raise OptionError(
                     f'{name} is left in a stage whose tokens would be a map: replace all '
                     'attentions of a stage, or none.'
                 )

@@ -15,6 +15,8 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import RelPosAttention, VisionTransformerRelPos
 from torch import Tensor, nn
 
+from mmvttt.errors import OptionError
+
 from .replacement import LINEAR, MapSize, Note, Replacement, checked_size
 
 # By the model's class: what makes timm's names and shapes of the weights of a model's authors.
@@ -61,7 +63,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
     for i, block in enumerate(model.blocks):
         taken = inspect.signature(block.forward).parameters.values()
         if not any(p.name == argument or p.kind == p.VAR_KEYWORD for p in taken):
-            raise ValueError(
+            raise OptionError(
                 f'blocks.{i} is a {type(block).__name__} whose forward does not take {argument}, '
                 'by which a linearized model passes the size of the map: give its forward '
                 '**kwargs, and pass them to the block inside.'
@@ -112,14 +114,14 @@ def install(
     """Puts the replacements into their places; returns the names of the new parameters."""
     for method in _METHODS:
         if method in vars(model):
-            raise ValueError(
+            raise OptionError(
                 f'{type(model).__name__}.{method} was set on this model, and linearize sets it: '
                 'linearize first, then wrap what the model has.'
             )
     for shared in _SHARED:
         if getattr(model, shared, None) is not None:
             if left:
-                raise ValueError(
+                raise OptionError(
                     f'all blocks of {type(model).__name__} share one position bias ({shared}): '
                     "replace all attentions, where='all'."
                 )
@@ -175,7 +177,7 @@ def _run(model: nn.Module, method: str, x: Tensor, *args: Any, **kwargs: Any) ->
     """
     size = MapSize(*model.patch_embed.dynamic_feat_size(MapSize.of(x)))
     if kwargs.pop('attn_mask', None) is not None or kwargs.pop('is_causal', False):
-        raise ValueError(_NO_MASK)
+        raise OptionError(_NO_MASK)
     call = _Call(model, size)
     if isinstance(model, Beit):
         call.rel_pos_bias = call.get_bias
@@ -265,7 +267,7 @@ class TTTAttention(Replacement):
             if isinstance(value, MapSize):
                 hw = value
             elif value is not None and value is not False:
-                raise ValueError(_NO_MASK)
+                raise OptionError(_NO_MASK)
         hw = checked_size(hw, x, self.prefix)
         q, k, v = self._project(x)
         q, k = (self._place(norm, y, v, rope) for norm, y in ((self.q_norm, q), (self.k_norm, k)))

@@ -12,7 +12,7 @@ from functools import partial
 from importlib import import_module
 from types import ModuleType
 
-from mmvttt.errors import suggest
+from mmvttt.errors import OptionError, suggest
 from mmvttt_startup import after_import
 
 from .patch import Outcome, Patch
@@ -69,7 +69,7 @@ def left_out() -> set[str]:
     names = {name for name in os.environ.get(SKIP, '').replace(' ', '').split(',') if name}
     patches = [patch.name for patch in PATCHES]
     for name in sorted(names - {*patches, 'startup'}):
-        raise ValueError(
+        raise OptionError(
             f'{SKIP}={name}: mmvttt has no such patch to leave out{suggest(name, patches)}; there '
             f'are: {", ".join(patches)}'
         )

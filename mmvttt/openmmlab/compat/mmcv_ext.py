@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from mmvttt.errors import OptionError
+
 EXT = 'mmcv._ext'
 
 
@@ -64,7 +66,7 @@ def _check_rois(rois: Tensor, images: int) -> None:
     wrong = ~rois.isfinite().all(1) | (indices < 0) | (indices >= images)
     if wrong.any():
         box = int(wrong.nonzero()[0])
-        raise ValueError(
+        raise OptionError(
             f'RoIAlign: box {box} of {len(rois)} is {rois[box].tolist()} (image, x1, y1, x2, y2), '
             f'allowed are finite numbers and the images 0 to {images - 1}: the training may have '
             'diverged, or the boxes are of another batch'

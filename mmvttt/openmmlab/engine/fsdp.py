@@ -11,6 +11,8 @@ from mmengine.device import get_device
 from mmengine.optim import OptimWrapper
 from torch import Tensor, nn
 
+from mmvttt.errors import OptionError
+
 from ..registry import FUNCTIONS, STRATEGIES
 
 # Parts of an optimizer's state that are FSDP's; the rest is the optimizer wrapper's.
@@ -64,7 +66,7 @@ class BlockFSDPStrategy(FSDPStrategy):
     def prepare(self, model: nn.Module | dict, *, optim_wrapper: Any = None, **kwargs: Any) -> Any:
         """Builds and shards the model and builds its optimizer; see mmengine."""
         if not self.distributed:
-            raise ValueError(
+            raise OptionError(
                 'FSDP shares a model out among processes, and there is one without a launcher: '
                 'start with tools/dist_train.sh CONFIG GPUS, or leave FSDP out with --cfg-options '
                 'runner_type=Runner'
@@ -87,7 +89,7 @@ class BlockFSDPStrategy(FSDPStrategy):
     def load_optim_state_dict(self, state_dict: dict) -> None:
         """Loads this rank's part of the whole state of a sharded training."""
         if any(isinstance(p, int) for g in state_dict['param_groups'] for p in g['params']):
-            raise ValueError(
+            raise OptionError(
                 'the checkpoint is of a training without FSDP: resume without FSDP, or take its '
                 'weights alone by load_from'
             )
@@ -128,7 +130,7 @@ def _clip_by_all_ranks(wrapper: OptimWrapper, model: FSDP) -> None:
 def _require_same_parameters(wrapper: OptimWrapper, model: nn.Module) -> None:
     left = {id(p) for p in model.parameters()}
     if any(id(p) not in left for group in wrapper.optimizer.param_groups for p in group['params']):
-        raise ValueError(
+        raise OptionError(
             'FSDP has replaced the parameters that the optimizer got; set use_orig_params=True in '
             'strategy.model_wrapper'
         )

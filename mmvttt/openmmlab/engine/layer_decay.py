@@ -15,6 +15,7 @@ from rich.table import Table
 from torch import nn
 
 from mmvttt.arguments import check_config, check_number
+from mmvttt.errors import OptionError
 
 from ..registry import OPTIM_WRAPPER_CONSTRUCTORS
 
@@ -66,16 +67,16 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     def _validate_cfg(self) -> None:
         for key, value in (('lr', self.base_lr), ('weight_decay', self.base_wd)):
             if value is None:
-                raise ValueError(f'optimizer.{key} is missing: it differs between parameters')
+                raise OptionError(f'optimizer.{key} is missing: it differs between parameters')
         super()._validate_cfg()
         unknown = sorted(set(self.paramwise_cfg) - set(_KEYS))
         if unknown:
-            raise ValueError(
+            raise OptionError(
                 f'paramwise_cfg has the unknown keys {unknown}; allowed: {", ".join(_KEYS)}'
             )
         rate = self.paramwise_cfg.get('layer_decay_rate')
         if not (isinstance(rate, int | float) and 0 < rate <= 1):
-            raise ValueError(
+            raise OptionError(
                 f'paramwise_cfg.layer_decay_rate is {rate}; it must be in (0, 1]. Write '
                 'paramwise_cfg=dict(layer_decay_rate=0.85), or 1.0 for the same rate everywhere'
             )
@@ -98,14 +99,14 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if new_lr_mult != 1:
             new = _named_by(module, 'new_parameters')
             if not new:
-                raise ValueError(
+                raise OptionError(
                     f'paramwise_cfg.new_lr_mult={new_lr_mult} is for models that name their new '
                     'parameters (new_parameters()), and this one names none: linearize it, or '
                     'give 1'
                 )
         for key in self.paramwise_cfg.get('custom_keys', {}):
             if not any(key in name for name in names):
-                raise ValueError(
+                raise OptionError(
                     f'paramwise_cfg.custom_keys has {key!r}, which is part of no parameter: give a '
                     f'part of a name such as {names[0]!r}, or leave it out'
                 )
@@ -175,7 +176,7 @@ def _backbones(model: nn.Module) -> dict[str, nn.Module]:
     if not named and hasattr(model, 'get_layer_depth'):
         return {'': model}
     what = ', '.join(f'{name} ({type(m).__name__})' for name, m in named) or type(model).__name__
-    raise ValueError(
+    raise OptionError(
         f'layer-wise learning rates need get_layer_depth(param_name, prefix), which {what} does '
         'not have. Use a backbone of mmvttt (mmvttt.Vittt, mmvttt.ViTAdapter), add the method, or '
         "leave optim_wrapper.constructor at mmengine's DefaultOptimWrapperConstructor"

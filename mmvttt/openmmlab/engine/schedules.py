@@ -9,6 +9,7 @@ from mmengine.optim.scheduler.lr_scheduler import LRSchedulerMixin
 from mmengine.optim.scheduler.param_scheduler import INF, _ParamScheduler
 
 from mmvttt.arguments import check_part
+from mmvttt.errors import OptionError
 
 from ..registry import PARAM_SCHEDULERS
 
@@ -54,7 +55,7 @@ class WarmupCosineLR(LRSchedulerMixin, _ParamScheduler):
         ):
             check_part(name, value)
         if end >= INF:
-            raise ValueError('WarmupCosineLR needs the end of the run: set end=…')
+            raise OptionError('WarmupCosineLR needs the end of the run: set end=…')
         # `_get_value` needs these before the base class takes its first step.
         self.warmup = int(warmup_ratio * end)
         self.start_factor = start_factor
@@ -67,7 +68,7 @@ class WarmupCosineLR(LRSchedulerMixin, _ParamScheduler):
     ) -> WarmupCosineLR:
         """The schedule by steps of one that was given by epochs of `epoch_length` steps."""
         if not by_epoch:
-            raise ValueError('convert_to_iter_based=True makes steps of epochs: set by_epoch=True')
+            raise OptionError('convert_to_iter_based=True makes steps of epochs: set by_epoch=True')
         kwargs.update(end=end * epoch_length, by_epoch=False)
         return cls(*args, **kwargs)
 

@@ -12,6 +12,8 @@ from mmpretrain.models import ImageClassifier
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
+from mmvttt.errors import OptionError
+
 from ..registry import METRICS, MODELS
 
 
@@ -39,7 +41,7 @@ class MESAClassifier(ImageClassifier):
     ) -> None:
         super().__init__(**kwargs)
         if not (isinstance(mesa_weight, int | float) and 0 <= mesa_weight < math.inf):
-            raise ValueError(f'mesa_weight={mesa_weight!r}: give a number, 0 or more.')
+            raise OptionError(f'mesa_weight={mesa_weight!r}: give a number, 0 or more.')
         self.mesa_weight = mesa_weight
         self.evaluate_teacher = evaluate_teacher
         self.distilling = False

@@ -14,6 +14,7 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
 from mmvttt.checkpoints.atomic_write import PARTIAL, write_whole
+from mmvttt.errors import OptionTypeError
 from mmvttt.version import __version__
 
 from ..registry import HOOKS
@@ -45,7 +46,7 @@ class CheckpointHook(hooks.CheckpointHook):
         super().__init__(*args, **kwargs)
         if self.args:
             # mmengine would pass them on, and fail at the first checkpoint.
-            raise TypeError(
+            raise OptionTypeError(
                 f'CheckpointHook has no option {", ".join(self.args)}; allowed: exit_code, and '
                 "the options of mmengine's CheckpointHook"
             )

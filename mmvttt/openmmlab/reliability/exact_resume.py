@@ -19,7 +19,7 @@ from mmengine.dist import get_rank, get_world_size
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop
 from torch.utils.data import BatchSampler, Sampler
 
-from mmvttt.errors import ResumeError
+from mmvttt.errors import OptionError, OptionTypeError, ResumeError
 
 from ..registry import DATA_SAMPLERS, LOOPS, resolve_type, type_name
 from .data.contents import dataset_digest
@@ -122,7 +122,7 @@ class ExactBatchSampler(Sampler):
 
     def _from(self, step: int, endless: bool) -> Iterator[Sequence[int]]:
         if not len(self):
-            raise ValueError('the training data has no batch; add images, or lower batch_size')
+            raise OptionError('the training data has no batch; add images, or lower batch_size')
         # In an iteration-based loop a foreign sampler may be endless.
         jumps = not endless or isinstance(self.sampler, DefaultSampler)
         epoch, skipped = divmod(step, len(self)) if jumps else (0, step)
@@ -164,7 +164,7 @@ class _ExactLoop(BaseLoop):
         """
         hub, sampler = self.runner.message_hub, self.dataloader.batch_sampler
         if not isinstance(sampler, ExactBatchSampler):
-            raise TypeError(
+            raise OptionTypeError(
                 f'{type(self).__name__} needs train_dataloader.batch_sampler of type '
                 f'mmvttt.ExactBatchSampler, got {type(sampler).__name__}; use tools/train.py, or '
                 'call mmvttt.openmmlab.reliability.make_exact(cfg) before the runner is built'

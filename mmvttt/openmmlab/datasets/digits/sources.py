@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mmvttt.errors import OptionError
+
 CLASSES = tuple('0123456789')
 SPLITS = ('train', 'val')
 
@@ -79,7 +81,7 @@ def split_photos(
     # Both parts of the smallest photograph hold a crop.
     largest = min(min(min(p.shape[:2]), max(p.shape[:2]) // 2) for p in photos.values())
     if size > largest:
-        raise ValueError(
+        raise OptionError(
             f'size={size}: the photographs hold disjoint train and val crops of at most '
             f'{largest} px; pass a size of at most {largest}'
         )

@@ -7,6 +7,7 @@ from mmengine.dist import get_world_size
 from mmengine.runner import Runner
 
 from mmvttt.arguments import check_int, check_rate
+from mmvttt.errors import OptionTypeError
 from mmvttt.openmmlab.registry import HOOKS
 
 
@@ -33,7 +34,7 @@ class EMAHook(hooks.EMAHook):
         check_rate('decay', decay)
         check_int('base_batch_size', base_batch_size)
         if 'momentum' in kwargs:
-            raise TypeError(
+            raise OptionTypeError(
                 f'EMAHook(momentum={kwargs["momentum"]}): it follows from the decay, give '
                 f'decay={1 - kwargs["momentum"]:g} for steps of base_batch_size images'
             )

@@ -6,6 +6,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from mmvttt.arguments import check_int, check_part, check_rate
+from mmvttt.errors import OptionTypeError
 from mmvttt.openmmlab.registry import HOOKS
 from mmvttt.openmmlab.unwrap import bare_model
 
@@ -44,7 +45,7 @@ class MESAHook(Hook):
         """
         model = bare_model(runner.model)
         if not hasattr(model, 'update_teacher'):
-            raise TypeError(
+            raise OptionTypeError(
                 f'MESAHook needs a model of type mmvttt.MESAClassifier, got '
                 f'{type(model).__name__}: set model.type, or leave the hook out.'
             )

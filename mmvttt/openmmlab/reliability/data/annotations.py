@@ -17,7 +17,7 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 
-from mmvttt.errors import DataError, MissingDataError
+from mmvttt.errors import DataError, MissingDataError, OptionError
 from mmvttt.openmmlab.registry import type_name
 
 from .coco import check_coco
@@ -86,7 +86,7 @@ def check_paths(sets: Sequence[DatasetConfig], splits: Sequence[str] = SPLITS) -
     MissingDataError names what is missing, and how to change the path.
     """
     if unknown := [split for split in splits if split not in _KINDS]:
-        raise ValueError(f'splits={unknown}: choose from {", ".join(_KINDS)}')
+        raise OptionError(f'splits={unknown}: choose from {", ".join(_KINDS)}')
     for data in sets:
         for key, path in data.paths.items() if data.split in splits else ():
             if not os.path.exists(path):
