@@ -22,8 +22,6 @@ from .sources import config_beside, shown
 StateDict = Mapping[str, Tensor]
 
 _log = logging.getLogger(__name__)
-# The inner weights as named by the authors of ViT³ and T⁵; many other names are the same as ours.
-_PUBLIC = re.compile(r'(^|\.)attn\.w[123]$')
 _VIT = re.compile(r'(^|\.)(blocks|layers)\.0\.attn\.qkv\.weight$')
 
 
@@ -31,16 +29,9 @@ def adapted(module: nn.Module, weights: StateDict) -> dict[str, Tensor]:
     """The weights after every part of a module has adapted them, e.g. resized them.
 
     Raises:
-        CheckpointMismatchError: They have the names of the authors' code, or are a ViT's, and only
-            a part would load.
+        CheckpointMismatchError: They are a ViT's, and only a part would load.
     """
     weights = timm_names(under(weights))
-    if any(_PUBLIC.search(name) for name in weights):
-        raise CheckpointMismatchError(
-            "the checkpoint has the names of the authors' code of ViT³ or T⁵; convert it once: "
-            'python tools/convert_checkpoint.py PUBLIC.pth OURS.pth (with --ema its averaged '
-            "weights, MESA's teacher)"
-        )
     for name, part in module.named_modules():
         if hasattr(part, 'adapt_weights'):
             part.adapt_weights(weights, f'{name}.' if name else '')

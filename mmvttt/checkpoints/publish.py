@@ -19,7 +19,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..version import __version__
 from .atomic_write import write_whole
-from .read import META, named_tensors, read_content, saved_classes, under
+from .read import META, named_tensors, read_content, read_file, saved_classes, under
 from .sources import shown
 
 _HASH_DIGITS = 8
@@ -29,7 +29,7 @@ _SUFFIXES = ('.pth', '.safetensors')
 
 def describe_checkpoint(path: str | os.PathLike[str], depth: int = 2) -> str:
     """Describes a file as text: size, entries, and the parameters of modules down to a depth."""
-    content, source = read_content(path), shown(os.fspath(path))
+    content, source = read_file(path), shown(os.fspath(path))
     weights = named_tensors(content, source)
     meta = _meta(content)
     size = f': {os.path.getsize(path) / 2**20:.1f} MiB' if os.path.isfile(path) else ''

@@ -27,6 +27,7 @@ from ..errors import (
     first_line,
 )
 from .allow_list import allowed
+from .authors import by_our_names
 from .sources import located, shown, weight_map
 
 # Entries in which training scripts store the weights, in order of preference.
@@ -76,6 +77,38 @@ def read_weights(
 def read_content(
     checkpoint: str | os.PathLike[str] | IO[bytes], map_location: Any = 'cpu', mmap: bool = False
 ) -> Any:
+    """The content of a file or URL as `read_file` reads it, by our names.
+
+    A file of the authors' code of ViT³, H-ViT³, T⁵ or DiT³ becomes a `state_dict` with the weights
+    that the authors evaluate, averaged where the file has such; its other weights by their entries,
+    and `meta`.
+    """
+    content = read_file(checkpoint, map_location, mmap)
+    name = shown(os.fspath(checkpoint)) if isinstance(checkpoint, str | os.PathLike) else 'the file'
+    if not isinstance(content, Mapping):
+        return content
+    entries = {k: v for k in _CONTAINERS if isinstance(v := content.get(k), Mapping)}
+    done = {
+        key: converted
+        for key, weights in (entries or {'': content}).items()
+        if (converted := by_our_names(_unwrapped(under(weights))))
+    }
+    if not done:
+        return content
+    best = next((key for key in _EMA if key in done), next(iter(done)))
+    kind = 'averaged ' if best in _EMA else ''
+    _log.info(
+        "%s: the authors' names of %s become ours, %d tensors, the %sweights%s",
+        *(name, done[best].name, len(done[best].matched), kind, f' {best!r}' if best else ''),
+    )
+    kept = {'meta': content['meta']} if 'meta' in content else {}
+    others = {key: converted.weights for key, converted in done.items() if key}
+    return {**kept, **others, 'state_dict': done[best].weights}
+
+
+def read_file(
+    checkpoint: str | os.PathLike[str] | IO[bytes], map_location: Any = 'cpu', mmap: bool = False
+) -> Any:
     """The content of a file or URL, read without running code from it.
 
     Only names in `allow_list` are read; torch's own list is restored afterwards. Checksums are
@@ -101,7 +134,7 @@ def read_content(
             source: Any = shown(os.fspath(checkpoint))
             path, *shards = located(os.fspath(checkpoint))
             if shards:
-                parts = {p: read_content(p, map_location, mmap) for p in (path, *shards)}
+                parts = {p: read_file(p, map_location, mmap) for p in (path, *shards)}
                 return _joined(parts, weight_map(path))
             file: IO[bytes]
             try:
@@ -243,7 +276,10 @@ def _say_which(content: Any, held: Sequence[str], source: str) -> None:
     """Logs which weights are taken from a file that has raw and averaged ones."""
     if 'ema_state_dict' in content:
         _log.info('%s: taking state_dict, which EMAHook has averaged', source)
-    elif others := [name for name in held[1:] if (name in _EMA) != (held[0] in _EMA)]:
+        return
+    # A translated file has the same weights twice.
+    others = [name for name in held[1:] if content[name] is not content[held[0]]]
+    if others := [name for name in others if (name in _EMA) != (held[0] in _EMA)]:
         kind = 'averaged' if others[0] in _EMA else 'raw'
         _log.info('%s: taking %s; it also has %s weights, %s', source, held[0], kind, others[0])
 

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 
 from mmvttt.checkpoints.atomic_write import replacing
+from mmvttt.checkpoints.conversion import Conversion
+from mmvttt.checkpoints.dit import dit_to_ours, is_dit, latent_size
 from mmvttt.checkpoints.match import is_of
-from mmvttt.checkpoints.read import named_tensors, read_content
+from mmvttt.checkpoints.read import named_tensors, read_file
 from mmvttt.errors import CheckpointError
 from mmvttt.version import __version__
 
-from .conversion import Conversion, to_ours
-from .dit import dit_to_ours, dit_to_public, is_dit, latent_size
+from .conversion import to_ours
+from .dit import dit_to_public
 
 
 def convert_checkpoint(
@@ -42,7 +44,7 @@ def convert_checkpoint(
     Raises:
         CheckpointError: See `read_weights`, `to_ours` and `dit_to_public`.
     """
-    content = read_content(source)
+    content = read_file(source)
     weights = named_tensors(content, os.fspath(source), ema)
     dit, public = is_dit(weights), to == 'public'
     if to not in ('ours', 'public') or (public and not dit):

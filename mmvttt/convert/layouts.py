@@ -1,9 +1,4 @@
-"""Names and shapes of the public ViT³, H-ViT³ and T⁵ weights, and our names.
-
-One rule, `public_name`, gives the public name of a tensor of ours. Inverted over all tensors of an
-architecture, it gives our name of a public tensor: a name that it does not produce is not part of
-the model.
-"""
+"""The architecture of public ViT³, H-ViT³ and T⁵ weights, by their names and shapes."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,14 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from mmvttt.checkpoints.authors import authors_prefix
 from mmvttt.errors import CheckpointError
 from mmvttt.models.backbones import T5, HViT3, ViT3
 
-# Inner weights have one more dimension of size 1 there: images, or input channels per group.
-_EXTRA_DIMENSION = {'mixer.w1': 0, 'mixer.w2': 0, 'mixer.w3': 1}
-_EXTRA_DIMENSION |= {'inner.w1': 0, 'inner.w2': 0, 'inner.w3': 0}
 _MARK = 'blocks.0.attn.w1'
-_DOWNSAMPLE = ('widen', 'halve', 'narrow')
 
 
 @dataclass(frozen=True)
@@ -41,23 +33,17 @@ class Layout:
         size = next((n for n, a in zoo if all(a[k] == v for k, v in arch.items())), str(arch))
         return f'{type(self.model).__name__}, {size}'
 
-    def names(self) -> dict[str, str]:
-        """Our name of every tensor: its public name, without prefixes."""
-        return {name: public_name(name) for name in self.model.state_dict()}
-
 
 def find_layout(weights: Mapping[str, Tensor]) -> Layout:
     """The architecture of a whole state dict with public names, by its shapes."""
-    marked = sorted((name for name in weights if name.endswith(_MARK)), key=len)
-    if not marked:
+    prefix = authors_prefix(weights)
+    if prefix is None:
         begin = sorted({'.'.join(name.split('.')[:2]) for name in weights})[:6]
         raise CheckpointError(
             f'These are not the public names of a ViT³, an H-ViT³ or a T⁵: none ends in {_MARK}; '
             f'names begin with {", ".join(begin)}. Give a checkpoint of one of these models.'
         )
-    stem = marked[0].removesuffix(_MARK)
-    hierarchical = re.fullmatch(r'(.*?)layers\.0\.', stem)
-    prefix = hierarchical[1] if hierarchical else stem
+    hierarchical = f'{prefix}{_MARK}' not in weights
     inside = {n[len(prefix) :]: w for n, w in weights.items() if n.startswith(prefix)}
     try:
         with torch.device('meta'):
@@ -119,44 +105,3 @@ def _h_vit3(weights: Mapping[str, Tensor]) -> HViT3:
 
 def _count(names: Iterable[str], pattern: str) -> int:
     return len({m[1] for name in names if (m := re.match(pattern, name))})
-
-
-def public_name(name: str) -> str:
-    """The public name of a backbone's tensor: `stem.0.bn.bias` → `patch_embed.conv.0.norm.bias`.
-
-    Plain ViT³ differs in the mixer's name alone, T⁵ in the names of its convolutions too.
-    """
-    name = re.sub(r'\.mixer\.([qk])_conv\.', r'.attn.\1_conv2d.', name)
-    name = (
-        name.replace('.mixer.inner.', '.attn.')
-        .replace('.mixer.', '.attn.')
-        .replace('.mlp.dwconv.', '.mlp.dwc.')
-    )
-    name = re.sub(r'^norms\.(\d+)\.', r'norm\1.', name)
-    if stem := re.match(r'stem\.(\d+)\.(conv|bn)\.', name):
-        kind = 'norm' if stem[2] == 'bn' else 'conv'
-        return f'patch_embed.conv.{stem[1]}.{kind}.{name[stem.end() :]}'
-    if down := re.match(r'stages\.(\d+)\.downsample\.(\w+)\.', name):
-        # There the downsampling ends a stage; here it begins the next one.
-        target = f'layers.{int(down[1]) - 1}.downsample.conv'
-        rest = name[down.end() :]
-        if down[2] == 'norm':
-            return f'{target}.2.norm.{rest}'
-        return f'{target}.{_DOWNSAMPLE.index(down[2])}.conv.{rest}'
-    return re.sub(r'^stages\.', 'layers.', name)
-
-
-def to_our_shape(name: str, value: Tensor) -> Tensor:
-    """Removes the dimension of size 1 from a public inner weight; `name` is ours."""
-    at = _extra_dimension(name)
-    return value if at is None else value.squeeze(at)
-
-
-def to_public_shape(name: str, value: Tensor) -> Tensor:
-    """Adds the dimension of size 1 to one of our inner weights; `name` is ours."""
-    at = _extra_dimension(name)
-    return value if at is None else value.unsqueeze(at)
-
-
-def _extra_dimension(name: str) -> int | None:
-    return _EXTRA_DIMENSION.get('.'.join(name.split('.')[-2:]))

@@ -50,6 +50,16 @@ class MESAClassifier(ImageClassifier):
             {name: copy.deepcopy(part) for name, part in parts.items() if part is not None}
         )
         self.teacher.requires_grad_(False)
+        self.register_load_state_dict_pre_hook(
+            lambda module, weights, prefix, *_: module.adapt_weights(weights, prefix)
+        )
+
+    def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
+        """Gives the teacher the student's weights if there are none of its own, in place."""
+        if not any(name.startswith(f'{prefix}teacher.') for name in state_dict):
+            parts = tuple(f'{prefix}{name}.' for name in self.teacher)
+            own = {name: value for name, value in state_dict.items() if name.startswith(parts)}
+            state_dict.update({f'{prefix}teacher.{n[len(prefix) :]}': v for n, v in own.items()})
 
     def train(self, mode: bool = True) -> 'MESAClassifier':
         """Sets the mode of the student; the teacher evaluates."""

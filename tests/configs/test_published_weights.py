@@ -1,0 +1,108 @@
+"""Every published name leads to a model of ours that takes the whole file of its authors."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mmvttt.checkpoints import read
+from mmvttt.checkpoints.load import adapted
+from mmvttt.checkpoints.match import compare
+from mmvttt.checkpoints.published import PUBLISHED, Published
+from mmvttt.convert.dit import dit_to_public
+from mmvttt.convert.inherit import inherit_vit
+from mmvttt.models.backbones import T5, HViT3, ViT3
+from mmvttt.models.generation.dit3 import DIT, DiT3
+from mmvttt.openmmlab.analysis.models import find_model
+
+from ..models import published
+
+ROWS = [row for row in PUBLISHED.values() if row.url]
+ARCH = {'t': 'tiny', 's': 'small', 'b': 'base'}
+
+
+def on_meta(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    counters = {name for name in shapes if name.endswith('num_batches_tracked')}
+    return {
+        name: torch.empty(shape, dtype=torch.long if name in counters else None, device='meta')
+        for name, shape in shapes.items()
+    }
+
+
+def model_of(row: Published) -> nn.Module:
+    if row.name == 'dit_s2_in1k':
+        transformer = DiT3(arch='small', patch_size=2, **DIT)
+        return nn.ModuleDict(dict(transformer=transformer))
+    return find_model(row.start_of or row.name, weightless=True).model
+
+
+def backbone_of(row: Published, classes: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes as the authors' code of ViT³ writes them."""
+    arch = next(ARCH[part] for part in row.name.split('_') if part in ARCH)
+    if 'hvit3' in row.name:
+        sizes = HViT3.arch_zoo[arch]
+        keys = 'embed_dims', 'depths', 'num_heads'
+        return published.hierarchical_shapes(*(sizes[key] for key in keys), classes)
+    sizes = ViT3.arch_zoo[arch]
+    return published.plain_shapes(
+        *(sizes[k] for k in ('embed_dims', 'num_layers', 'num_heads')), classes
+    )
+
+
+def authors_file(row: Published, model: nn.Module) -> dict[str, Any]:
+    """The content of the authors' file, its tensors on the meta device."""
+    if row.task == 'generation':
+        device = torch.device('cpu')
+        weights = {n: torch.zeros(v.shape, device=device) for n, v in model.state_dict().items()}
+        public = dit_to_public(weights, 32).weights
+        return dict(model=public, ema=public, opt={}, args=None)
+    if row.task == 'classification':
+        weights = on_meta(backbone_of(row, 1000))
+        averaged = dict(state_dict_ema=weights) if 'mesa' in row.name else {}
+        return dict(model=weights, optimizer={}, config={}, max_accuracy=1.0, **averaged)
+    backbone = {f'backbone.{n}': shape for n, shape in backbone_of(row, 0).items()}
+    heads = {n: v.shape for n, v in model.state_dict().items() if not n.startswith('backbone.')}
+    meta = dict(dataset_meta=dict(classes=('person',)), cfg='model = …')
+    return dict(state_dict=on_meta(backbone | heads), meta=meta, message_hub={}, optimizer={})
+
+
+@pytest.mark.parametrize(
+    'row', [row for row in ROWS if row.layout != 'DeiT'], ids=lambda row: row.name
+)
+def test_every_tensor_has_its_place(row: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(row)
+    file = authors_file(row, model)
+    monkeypatch.setattr(read, 'read_file', lambda *_: file)
+    content = read.read_content('mmvttt://x')
+    weights = read.named_tensors(content, row.name)
+    report = compare(model, adapted(model, weights))
+    assert not report.missing
+    assert not report.unexpected
+    assert not report.mismatched
+    assert len(report.matched) == len(model.state_dict())
+    assert content.get('meta') == file.get('meta')
+
+
+def test_deit_without_class_token_is_inherited() -> None:
+    model = T5('tiny')
+    shapes = {'pos_embed': (1, 196, 192)} | published.with_biases(
+        {'patch_embed.proj': (192, 3, 16, 16), 'norm': (192,), 'head': (1000, 192)}
+        | {
+            f'blocks.{i}.{name}': shape
+            for i in range(12)
+            for name, shape in {
+                'norm1': (192,),
+                'attn.qkv': (576, 192),
+                'attn.proj': (192, 192),
+                'norm2': (192,),
+                'mlp.fc1': (768, 192),
+                'mlp.fc2': (192, 768),
+            }.items()
+        }
+    )
+    result = inherit_vit(on_meta(shapes), model)
+    assert not result.dropped
+    assert len(result.inherited) == len(shapes)
+    assert {*result.weights, *result.new} == {*model.state_dict()}
