@@ -98,7 +98,7 @@ dist: setup
 
 # Needs no set-up: torch, Triton, timm, pytest and a GPU.
 gpu:
-	$(PYTHON) tools/gpu_check.py $(if $(OUT),--out $(OUT)) $(if $(PART),--part $(PART))
+	$(PYTHON) tools/dev/gpu_check.py $(if $(OUT),--out $(OUT)) $(if $(PART),--part $(PART))
 
 clean:
 	rm -rf build *.egg-info work_dirs/demo

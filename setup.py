@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent
 # `_base_ = 'mmvttt::…'`, `mim` and the inferencers look for these under mmvttt/.mim.
 MIM_PARTS = ('configs', 'tools', 'model-index.yml')
 # For work on mmvttt itself: they read its tests, documents and kernels' sources.
-NOT_SHIPPED = ('__pycache__', 'dev', 'gpu_check.py', 'make_model_zoo.py')
+NOT_SHIPPED = ('__pycache__', 'dev')
 # Goes into site-packages itself, so that stock tools import mmvttt: see mmvttt_startup.py.
 STARTUP = 'mmvttt.pth'
 VERSION = run_path(str(ROOT / 'mmvttt' / 'version.py'))['__version__']

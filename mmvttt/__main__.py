@@ -7,10 +7,10 @@ imported is a line of it.
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import os
 import platform
-import re
 import sys
 import warnings
 from importlib.metadata import packages_distributions, version
@@ -18,7 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from . import __version__
-from .distributions import missing, overlaid
+from .cli import tool_name
+from .distributions import overlaid
+from .errors import suggest
 
 # Tested versions by import name. Others may work, so these are not required.
 _PACKAGES: dict[str, tuple[str, ...]] = {
@@ -35,8 +37,8 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
     'mmseg': ('1.2', '1.4'),
     'mmpretrain': ('1.2', '1.3'),
 }
-# Imports at the top of a tool that needs OpenMMLab.
-_OPENMMLAB = re.compile(r'^(?:from|import) (?:mmvttt\.openmmlab|mmengine|mmcv|cv2)', re.MULTILINE)
+# These are listed first, in this order.
+_FREQUENT = ('finetune', 'predict', 'train', 'test', 'weights', 'export', 'check_data')
 
 
 def _imported(module: str) -> tuple[str, str | None]:
@@ -137,23 +139,31 @@ def kernel_lines() -> list[str]:
 
 
 def tools() -> dict[str, Path]:
-    """The tools by name."""
+    """The tools by name, the frequent ones first."""
     package = Path(__file__).parent
     shipped, cloned = package / '.mim' / 'tools', package.parent / 'tools'
     folder = shipped if shipped.is_dir() else cloned
-    by_name = {path.stem: path for path in sorted(folder.glob('*.py'))}
-    return {**by_name, 'predict': by_name['image_demo']} if 'image_demo' in by_name else by_name
+    by_name = {tool_name(path): path for path in folder.glob('*.py')}
+    rest = sorted(by_name.keys() - set(_FREQUENT))
+    return {name: by_name[name] for name in (*_FREQUENT, *rest) if name in by_name}
+
+
+def tool_lines() -> list[str]:
+    """A line for each tool: its name, and the first sentence of its file."""
+    docs = {
+        name: ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
+        for name, path in tools().items()
+    }
+    return [f'  {name:20}{doc.partition(chr(10))[0]}' for name, doc in docs.items()]
 
 
 def run_tool(name: str, arguments: list[str]) -> None:
-    """Becomes `python tools/NAME.py ARGUMENTS`, or says that OpenMMLab is missing."""
+    """Becomes `python tools/NAME.py ARGUMENTS`."""
     by_name = tools()
     path = by_name.get(name.replace('-', '_'))
     if path is None:
-        sys.exit(f'error: mmvttt has no tool {name!r}; it has {", ".join(by_name)}')
-    code = path.read_text(encoding='utf-8')
-    if 'mmengine' not in sys.modules and find_spec('mmengine') is None and _OPENMMLAB.search(code):
-        sys.exit(f'error: mmvttt {name} needs OpenMMLab, and {missing("mmengine")}')
+        close = suggest(name, by_name)
+        sys.exit(f'error: mmvttt has no tool {name!r}{close}; it has {", ".join(by_name)}')
     os.execv(sys.executable, [sys.executable, str(path), *arguments])
 
 
@@ -167,7 +177,8 @@ def main(argv: list[str] | None = None) -> None:
         prog='mmvttt',
         usage='mmvttt [--patches] | mmvttt TOOL [OPTIONS]',
         description=__doc__,
-        epilog=f'tools: {", ".join(tools())}; `mmvttt TOOL --help` has the options of each',
+        epilog='\n'.join(['`mmvttt TOOL --help` has the options of a tool:', *tool_lines()]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('--patches', action='store_true', help='every patch with its reason')
     args = parser.parse_args(argv)

@@ -10,16 +10,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .distributions import missing
 from .errors import CheckpointError, DataError, UsageError
 from .outputs import check_new_file, check_new_folder
 
 
 def command_line(doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose --help is the docstring of a tool, as it is written."""
+    """A parser whose --help is the docstring of a tool, as it is written.
+
+    A tool imports what it needs after it has parsed its arguments: --help is quick, and works on
+    any machine.
+    """
     return argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f'mmvttt {tool_name(sys.argv[0])}',
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def tool_name(path: str | os.PathLike[str]) -> str:
+    """The name by which `mmvttt` runs a file of tools/."""
+    name = os.path.basename(path).removesuffix('.py')
+    return 'predict' if name == 'image_demo' else name
 
 
 def add_shape(parser: argparse.ArgumentParser, name: str = '--shape', **options: Any) -> None:
@@ -133,8 +144,9 @@ def _tried(check: Callable[[str], None], text: str) -> str:
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """The option --device, by default a GPU where there is one."""
-    parser.add_argument('--device', type=usable_device, default=default_device())
+    """The option --device; without it a tool takes `default_device()`."""
+    help = 'default: a GPU if there is one'
+    parser.add_argument('--device', type=usable_device, help=help)
 
 
 def default_device() -> str:
@@ -177,6 +189,8 @@ def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
             message = message.splitlines()[-1].partition('Error: ')[2]
         message = printable(message)
     except ModuleNotFoundError as error:
+        from .distributions import missing
+
         if (sentence := missing(error.name or '')) is None:
             raise
         message = sentence

@@ -26,7 +26,9 @@ PathFinder.find_spec = partial(find, PathFinder.find_spec)
 
 @pytest.fixture(scope='module')
 def gpu_check():
-    spec = importlib.util.spec_from_file_location('gpu_check', ROOT / 'tools' / 'gpu_check.py')
+    spec = importlib.util.spec_from_file_location(
+        'gpu_check', ROOT / 'tools' / 'dev' / 'gpu_check.py'
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -6,28 +6,22 @@ slopes and crossings. --computed needs no machine: FLOPs and memory come from sh
 The papers compare with attention that stores all T² weights of a head, but today's libraries run
 fused attention, which does not: --attention runs timm's models with either or both.
 
-example: python tools/benchmark.py vittt_tiny_patch16_224 deit_tiny_patch16_224 \\
+example: mmvttt benchmark vittt_tiny_patch16_224 deit_tiny_patch16_224 \\
            --sizes 224 512 1024 --attention fused materialised --plot curves.png
 """
+
+from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from mmvttt import cli
-from mmvttt.analysis.benchmark import choose_attention, count_gflops, machine, measure
-from mmvttt.analysis.complexity import computed_peak, describe_crossings, plot
-from mmvttt.analysis.tables import write_csv
-from mmvttt.by_name import find_model
-from mmvttt.deploy.compile import compile_blocks
-from mmvttt.deploy.cuda_graph import Replayed
-from mmvttt.deploy.runtime import ExportedFile, OpenVINOFile, open_exported
-from mmvttt.named_model import image_channels
+
+if TYPE_CHECKING:
+    from torch import nn
 
 DTYPES = ('float32', 'bfloat16', 'float16')
 
@@ -64,7 +58,7 @@ def parse_args() -> argparse.Namespace:
         parser.error('give models or exported files')
     if (args.files or args.cuda_graph) and (args.train or args.computed):
         parser.error('exported files and --cuda-graph are for inference: no --train, no --computed')
-    if args.files and args.device != 'cpu':
+    if args.files and args.device not in (None, 'cpu'):
         parser.error('exported files run on the CPU: add --device cpu')
     fixed = args.computed or any(path.endswith('.onnx') for path in args.files)
     if fixed and args.dtype != ['float32']:
@@ -74,6 +68,10 @@ def parse_args() -> argparse.Namespace:
 
 def networks(args: argparse.Namespace) -> Iterator[tuple[str, str, nn.Module]]:
     """Names, ways and networks: each eager, then by a CUDA graph, compiled; then files."""
+    from mmvttt.by_name import find_model
+    from mmvttt.deploy.compile import compile_blocks
+    from mmvttt.deploy.runtime import open_exported
+
     for name in args.models:
         named = find_model(name, args.cfg_options, weightless=args.computed)
         model = named.backbone if args.backbone else named.model
@@ -94,7 +92,17 @@ def main() -> None:
     mode = 'training' if args.train else 'inference'
     rows: list[dict[str, Any]] = []
     with cli.plain_errors():
-        about = machine(args.device) | (dict(device='computed') if args.computed else {})
+        import torch
+
+        from mmvttt.analysis.benchmark import choose_attention, count_gflops, machine, measure
+        from mmvttt.analysis.complexity import computed_peak, describe_crossings, plot
+        from mmvttt.analysis.tables import write_csv
+        from mmvttt.deploy.cuda_graph import Replayed
+        from mmvttt.deploy.runtime import ExportedFile, OpenVINOFile
+        from mmvttt.named_model import image_channels
+
+        device = args.device or ('cpu' if args.files else cli.default_device())
+        about = machine(device) | (dict(device='computed') if args.computed else {})
         for name, way, network in networks(args):
             file = isinstance(network, ExportedFile)
             channels = network.shape[1] if file else image_channels(network)
@@ -107,9 +115,9 @@ def main() -> None:
                     values['peak_mib'] = round(computed_peak(network, shape, args.train), 1)
                 else:
                     run = OpenVINOFile(network.path, dtype, shape) if way == 'OpenVINO' else network
-                    run = run.to(args.device).eval()
+                    run = run.to(device).eval()
                     run = Replayed(run) if way == 'CUDA graph' else run
-                    images = torch.rand(shape, device=args.device)
+                    images = torch.rand(shape, device=device)
                     precision = getattr(torch, dtype)
                     values |= measure(run, images, precision, args.train, args.repeats)
                 if file:

@@ -2,7 +2,7 @@
 
 There is one folder of images for each class.
 
-example: python tools/cache_latents.py data/imagenet/train sd-vae-ft-ema data/latents_256
+example: mmvttt cache_latents data/imagenet/train sd-vae-ft-ema data/latents_256
 """
 
 from mmvttt import cli
@@ -26,7 +26,7 @@ def main() -> None:
         from mmvttt.openmmlab.datasets.latents import ClassFolders, cache_latents
 
         images = ClassFolders(args.images, args.size)
-        autoencoder = load_autoencoder(args.autoencoder, args.device)
+        autoencoder = load_autoencoder(args.autoencoder, args.device or cli.default_device())
         cache_latents(autoencoder, images, args.out, args.batch_size, args.num_workers, args.dtype)
         print(f'{len(images)} images of {len(images.classes)} classes → {args.out}')
 

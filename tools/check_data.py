@@ -3,34 +3,35 @@
 See mmvttt.openmmlab.reliability.data.annotations. Exit status 1 if there are errors; warnings name
 data that a training silently drops.
 
-example: python tools/check_data.py configs/maskrcnn_vittt_t_pennfudan.py
+example: mmvttt check_data configs/maskrcnn_vittt_t_pennfudan.py
 """
 
 from functools import partial
 
-from rich.console import Console
-from rich.progress import track
-
 from mmvttt import cli
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.config import load_config
-from mmvttt.openmmlab.reliability.data import annotations
-from mmvttt.openmmlab.reliability.data.dataset_config import datasets_of
 
 
 def main() -> None:
     parser = cli.command_line(__doc__)
     cli.add_config(parser)
-    parser.add_argument(
-        '--splits', nargs='+', choices=annotations.SPLITS, default=annotations.SPLITS
-    )
+    splits = ('train', 'val', 'test')
+    parser.add_argument('--splits', nargs='+', choices=splits, default=splits)
     help = 'do not decode the images: seconds, not minutes'
     parser.add_argument('--no-images', action='store_true', help=help)
     cli.add_cfg_options(parser)
     args = parser.parse_args()
     checked = wrong = 0
-    progress = partial(track, description='files', console=Console(stderr=True), transient=True)
     with cli.plain_errors():
+        from rich.console import Console
+        from rich.progress import track
+
+        from mmvttt.openmmlab.config import load_config
+        from mmvttt.openmmlab.reliability.data import annotations
+        from mmvttt.openmmlab.reliability.data.dataset_config import datasets_of
+
+        console = Console(stderr=True)
+        progress = partial(track, description='files', console=console, transient=True)
         config = load_config(args.config, cfg_options=args.cfg_options)
         sets = datasets_of(config)
         annotations.check_paths(sets, args.splits)

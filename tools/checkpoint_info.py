@@ -2,11 +2,10 @@
 
 See mmvttt.checkpoints.publish.
 
-example: python tools/checkpoint_info.py work_dirs/vittt_s_in1k/epoch_300.pth --depth 3
+example: mmvttt checkpoint_info work_dirs/vittt_s_in1k/epoch_300.pth --depth 3
 """
 
 from mmvttt import cli
-from mmvttt.checkpoints.publish import describe_checkpoint
 
 
 def main() -> None:
@@ -16,6 +15,8 @@ def main() -> None:
     parser.add_argument('--depth', type=cli.positive, default=2, help=help)
     args = parser.parse_args()
     with cli.plain_errors():
+        from mmvttt.checkpoints.publish import describe_checkpoint
+
         print(cli.printable(describe_checkpoint(args.checkpoint, args.depth)))
 
 

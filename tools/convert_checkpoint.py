@@ -1,10 +1,9 @@
 """Converts public ViT³, H-ViT³, T⁵, DiT³, DiT⁵ and DiT checkpoints to ours.
 
-example: python tools/convert_checkpoint.py vit3_small_public.pth vit3_small.pth
+example: mmvttt convert_checkpoint vit3_small_public.pth vit3_small.pth
 """
 
 from mmvttt import cli
-from mmvttt.convert import convert_checkpoint
 
 
 def main() -> None:
@@ -25,6 +24,8 @@ def main() -> None:
     add('--without', choices=('attention', 'mlp'), help=help)
     args = parser.parse_args()
     with cli.plain_errors():
+        from mmvttt.convert import convert_checkpoint
+
         conversion = convert_checkpoint(**vars(args))
     print(conversion)
     if not conversion.complete:

@@ -5,15 +5,12 @@ Batch, height and width are free, and the file is compared with the model at sev
 --predictions writes boxes and masks of a detector, or labels of a segmentor, for one image of one
 size.
 
-example: python tools/export.py vittt_t_in1k --checkpoint epoch_300.pth --out vittt_t.onnx
-         python tools/export.py maskrcnn_vittt_s_1x --checkpoint epoch_12.pth --out boxes.onnx \\
+example: mmvttt export vittt_t_in1k --checkpoint epoch_300.pth --out vittt_t.onnx
+         mmvttt export maskrcnn_vittt_s_1x --checkpoint epoch_12.pth --out boxes.onnx \\
              --predictions --shape 800 1344 --images photo.jpg
 """
 
 from mmvttt import cli
-from mmvttt.deploy.export import require_format
-from mmvttt.deploy.model_file import write_model
-from mmvttt.named_model import find_timm, is_timm
 
 
 def main() -> None:
@@ -37,6 +34,10 @@ def main() -> None:
     size = tuple(args.shape) if args.shape else None
     files = args.checkpoint, args.out, size, args.fixed_size, args.decompose
     with cli.plain_errors():
+        from mmvttt.deploy.export import require_format
+        from mmvttt.deploy.model_file import write_model
+        from mmvttt.named_model import find_timm, is_timm
+
         if is_timm(args.model) and not args.predictions:
             require_format(args.out)
             named = find_timm(args.model, args.cfg_options)

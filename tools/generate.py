@@ -2,22 +2,17 @@
 
 The same settings give the same images with any number of GPUs.
 
-example: python tools/generate.py configs/dit3_digits.py work_dirs/dit3_digits/iter_2000.pth \\
+example: mmvttt generate configs/dit3_digits.py work_dirs/dit3_digits/iter_2000.pth \\
            --classes 0 1 2 3 4 5 6 7 8 9 --count 100 --steps 20 --out digits.png
 several GPUs: torchrun --nproc-per-node 8 tools/generate.py … --launcher pytorch
 """
 
 from pathlib import Path
 
-import numpy as np
-import torch
-from mmengine.dist import init_dist
-
 from mmvttt import cli
 from mmvttt.errors import UsageError
-from mmvttt.models.generation.sampling import SCHEDULERS
-from mmvttt.openmmlab.apis import generate as api
-from mmvttt.openmmlab.config import load_config
+
+SCHEDULERS = ('ddpm', 'ddim', 'dpm++', 'unipc', 'euler')
 
 
 def main() -> None:
@@ -48,6 +43,14 @@ def main() -> None:
     if args.prompt and not args.pipeline:
         parser.error('--prompt needs --pipeline FOLDER, whose text encoders read it')
     with cli.plain_errors(args.launcher):
+        import numpy as np
+        import torch
+        from mmengine.dist import init_dist
+
+        from mmvttt.openmmlab.apis import generate as api
+        from mmvttt.openmmlab.config import load_config
+
+        args.device = args.device or cli.default_device()
         if args.launcher != 'none':
             init_dist(args.launcher)
             if args.device == 'cuda':

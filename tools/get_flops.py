@@ -2,13 +2,17 @@
 
 FLOPs are multiply-accumulates, as in the papers. Needs no data set, no weights and no GPU.
 
-example: python tools/get_flops.py upernet_vittt_s_160k --shape 512 512
+example: mmvttt get_flops upernet_vittt_s_160k --shape 512 512
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from mmvttt import cli
-from mmvttt.analysis.flops import Cost, count_cost
-from mmvttt.by_name import find_model
-from mmvttt.named_model import image_channels
+
+if TYPE_CHECKING:
+    from mmvttt.analysis.flops import Cost
 
 
 def tables(cost: Cost, depth: int) -> list[str]:
@@ -35,6 +39,10 @@ def main() -> None:
     cli.add_cfg_options(parser)
     args = parser.parse_args()
     with cli.plain_errors():
+        from mmvttt.analysis.flops import count_cost
+        from mmvttt.by_name import find_model
+        from mmvttt.named_model import image_channels
+
         named = find_model(args.model, args.cfg_options, weightless=True)
         size = tuple(args.shape or named.size)
         model = named.backbone if args.backbone else named.model

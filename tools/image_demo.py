@@ -3,23 +3,19 @@
 Draws boxes and masks, a label map or the top five classes, depending on the config's toolbox. A
 model that comes with its weights needs no checkpoint.
 
-example: python tools/image_demo.py pedestrians photo.jpg
-         python tools/image_demo.py maskrcnn_vittt_demo epoch_4.pth photo.jpg --out seen
+example: mmvttt predict pedestrians photo.jpg
+         mmvttt predict maskrcnn_vittt_demo epoch_4.pth photo.jpg --out seen
 """
 
 import mimetypes
 
 from mmvttt import cli
-from mmvttt.by_name import NAMES, resolve
-from mmvttt.checkpoints.sources import located
-from mmvttt.openmmlab.apis.inference import open_model, require_images
-from mmvttt.openmmlab.config import load_config
 
 
 def main() -> None:
     parser = cli.command_line(__doc__)
     add = parser.add_argument
-    cli.add_config(parser, help=f"a config, the name of one of mmvttt's, or {', '.join(NAMES)}")
+    cli.add_config(parser, help='a config, or a name of `mmvttt weights`, or pedestrians')
     help = 'the weights, unless they come with mmvttt, then image files'
     add('images', nargs='+', metavar='[checkpoint] image', help=help)
     help = 'folder of the pictures'
@@ -36,11 +32,16 @@ def main() -> None:
     if not images:
         parser.error('give images after the checkpoint')
     with cli.plain_errors():
+        from mmvttt.by_name import resolve
+        from mmvttt.checkpoints.sources import located
+        from mmvttt.openmmlab.apis.inference import open_model, require_images
+        from mmvttt.openmmlab.config import load_config
+
         pictures = require_images(images, args.out)
         name, checkpoint = resolve(args.config, checkpoint)
         located(checkpoint)
         config = load_config(name, cfg_options=args.cfg_options, needed=('model',))
-        device = 'cpu' if args.file else args.device
+        device = 'cpu' if args.file else args.device or cli.default_device()
         predictor = open_model(config, checkpoint, device, args.amp, args.file)
         for image, picture in zip(images, pictures, strict=True):
             prediction = predictor.predict(image, args.score_thr)

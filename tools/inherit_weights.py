@@ -4,11 +4,10 @@ For mmvttt.T5, from a ViT or DeiT of timm or mmpretrain; with --model for mmvttt
 model of timm. The target has the names of an mmpretrain classifier, backbone.* and head.fc.*. New
 tensors are not in it: they are initialised at random, and need a higher learning rate (docs/t5.md).
 
-example: python tools/inherit_weights.py deit_tiny.pth t5_tiny_inherited.pth
+example: mmvttt inherit_weights deit_tiny.pth t5_tiny_inherited.pth
 """
 
 from mmvttt import cli
-from mmvttt.convert.inherit import inherit_checkpoint
 
 
 def main() -> None:
@@ -28,6 +27,8 @@ def main() -> None:
     cli.add_shape(parser, '--img-size', default=(224, 224), help=help)
     args = vars(parser.parse_args())
     with cli.plain_errors():
+        from mmvttt.convert.inherit import inherit_checkpoint
+
         result = inherit_checkpoint(**args | dict(img_size=tuple(args['img_size'])))
     print(result)
     print(f'wrote {len(result.weights) + len(result.head)} tensors to {args["target"]}')

@@ -8,16 +8,12 @@
   attention  implicit attention of chosen patches, and how far it reaches; timm's ViTs too
   keys       key shift, by which to decide about a key norm; timm's ViTs too
 
-example: python tools/inspect_model.py vittt_t_in1k photo.jpg --checkpoint vittt.pth --what erf gmm
+example: mmvttt inspect_model vittt_t_in1k photo.jpg --checkpoint vittt.pth --what erf gmm
 """
 
 from pathlib import Path
 
 from mmvttt import cli
-from mmvttt.analysis.inspect import DIAGNOSTICS, inspect_model
-from mmvttt.analysis.look import Look
-from mmvttt.openmmlab.analysis.models import load_model
-from mmvttt.openmmlab.models.diffusion_model import refuse_diffusion
 
 
 def main() -> None:
@@ -30,7 +26,7 @@ def main() -> None:
     cli.add_shape(parser)
     add('--out', type=cli.new_folder, default='work_dirs/inspect')
     cli.add_cfg_options(parser, 'model.backbone.arch=base')
-    names = tuple(DIAGNOSTICS)
+    names = ('erf', 'gmm', 'loss', 'state', 'attention', 'keys')
     add('--what', nargs='+', choices=names, default=names, help='default: all')
     axes = dict(nargs=2, type=float, metavar=('Y', 'X'))
     help = (
@@ -39,6 +35,11 @@ def main() -> None:
     add('--query', action='append', help=help, **axes)
     args = parser.parse_args()
     with cli.plain_errors():
+        from mmvttt.analysis.inspect import inspect_model
+        from mmvttt.analysis.look import Look
+        from mmvttt.openmmlab.analysis.models import load_model
+        from mmvttt.openmmlab.models.diffusion_model import refuse_diffusion
+
         found = load_model(args.model, args.cfg_options, args.checkpoint, args.key)
         refuse_diffusion(found.config)
         look = Look(

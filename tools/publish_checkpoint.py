@@ -2,11 +2,10 @@
 
 OUT ends in .pth, or in .safetensors, which also gets a model card.
 
-example: python tools/publish_checkpoint.py work_dirs/vittt_s_in1k/epoch_300.pth vittt_s_in1k.pth
+example: mmvttt publish_checkpoint work_dirs/vittt_s_in1k/epoch_300.pth vittt_s_in1k.pth
 """
 
 from mmvttt import cli
-from mmvttt.checkpoints.publish import publish_checkpoint
 
 
 def main() -> None:
@@ -18,6 +17,8 @@ def main() -> None:
     add('--half', action='store_true', help='store fp32 weights as fp16')
     args = parser.parse_args()
     with cli.plain_errors():
+        from mmvttt.checkpoints.publish import publish_checkpoint
+
         path = publish_checkpoint(args.checkpoint, args.out, args.prefix, args.half)
     print(f'{path}: {path.stat().st_size / 2**20:.1f} MiB')
 

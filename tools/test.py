@@ -1,13 +1,12 @@
 """Evaluates a checkpoint on the test set of a config of mmdet, mmsegmentation or mmpretrain.
 
-example: python tools/test.py configs/maskrcnn_vittt_demo.py work_dirs/demo/epoch_4.pth
-         python tools/test.py cifar10_vittt_nano mmvttt://cifar10_vittt_nano --openvino vittt.xml
+example: mmvttt test configs/maskrcnn_vittt_demo.py work_dirs/demo/epoch_4.pth
+         mmvttt test cifar10_vittt_nano mmvttt://cifar10_vittt_nano --openvino vittt.xml
 """
 
 import os
 
 from mmvttt import cli
-from mmvttt.openmmlab.apis.evaluate import evaluate
 
 
 def main() -> None:
@@ -34,6 +33,8 @@ def main() -> None:
     args = vars(parser.parse_args())
     os.environ.setdefault('LOCAL_RANK', str(args.pop('local_rank')))
     with cli.plain_errors(args['launcher']):
+        from mmvttt.openmmlab.apis.evaluate import evaluate
+
         evaluate(**args)
 
 

@@ -1,13 +1,12 @@
 """Trains a model from a config of mmdet, mmsegmentation or mmpretrain.
 
-example: python tools/train.py configs/maskrcnn_vittt_s_1x.py --amp --resume
+example: mmvttt train configs/maskrcnn_vittt_s_1x.py --amp --resume
 """
 
 import argparse
 import os
 
 from mmvttt import cli
-from mmvttt.openmmlab.apis.train import train
 
 
 def main() -> None:
@@ -37,6 +36,8 @@ def main() -> None:
     args = vars(parser.parse_args())
     os.environ.setdefault('LOCAL_RANK', str(args.pop('local_rank')))
     with cli.plain_errors(args['launcher']):
+        from mmvttt.openmmlab.apis.train import train
+
         train(**args)
 
 

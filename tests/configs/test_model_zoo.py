@@ -13,7 +13,7 @@ from mmvttt.checkpoints.published import PUBLISHED
 from mmvttt.openmmlab.analysis.models import DenseForward, find_model
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / 'tools'))
+sys.path.insert(0, str(ROOT / 'tools' / 'dev'))
 from make_model_zoo import CONVENTIONS, filled, load_models, paper_count  # noqa: E402
 
 MODELS = load_models()
@@ -144,4 +144,4 @@ def test_mmengine_finds_the_configs_by_name() -> None:
 def test_documents_are_up_to_date() -> None:
     document = (ROOT / 'docs' / 'model_zoo.md').read_text()
     assert 'model-zoo:detection -->' in document
-    assert filled(document) == document, 'run: python tools/make_model_zoo.py'
+    assert filled(document) == document, 'run: python tools/dev/make_model_zoo.py'

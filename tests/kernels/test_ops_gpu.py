@@ -16,7 +16,7 @@ from ops import OPS, STEPS, TTT_LINEAR
 pytestmark = pytest.mark.gpu
 HW = (31, 33)
 CASES = [
-    # tools/gpu_check.py reads the op's name.
+    # tools/dev/gpu_check.py reads the op's name.
     pytest.param(op, case, id=f'{op.name}-{name}-{i}')
     for name, op in OPS.items()
     for i, case in enumerate(op.gpu_cases)

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# For work on mmvttt itself.
-NOT_SHIPPED = {'tools/gpu_check.py', 'tools/make_model_zoo.py'}
 
 
 def sources(folder: str, pattern: str = '*') -> set[str]:
@@ -13,7 +11,7 @@ def sources(folder: str, pattern: str = '*') -> set[str]:
 
 
 def test_every_module_config_and_tool_is_in_it(wheel_files: set[str]) -> None:
-    tools = {p for p in sources('tools') if not p.startswith('tools/dev/')} - NOT_SHIPPED
+    tools = {p for p in sources('tools') if not p.startswith('tools/dev/')}
     expected = {f'mmvttt/.mim/{p}' for p in tools | sources('configs') | {'model-index.yml'}}
     expected |= sources('mmvttt', '*.py') | {'mmvttt/py.typed', 'ttt_kernels/py.typed'}
     expected |= sources('mmvttt/checkpoints/weights')

@@ -2,7 +2,7 @@
 
 `--recount` counts the models with their papers' images, parts and operations.
 
-example: python tools/make_model_zoo.py
+example: python tools/dev/make_model_zoo.py
 """
 
 import re
@@ -18,7 +18,7 @@ from mmvttt.analysis.flops import count_cost
 from mmvttt.cli import command_line
 from mmvttt.openmmlab.analysis.models import DenseForward, find_model
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / 'docs' / 'model_zoo.md'
 METAFILE = ROOT / 'configs' / 'metafile.yml'
 # Tables: the properties that their rows share, and the metrics in their last columns.

@@ -1,6 +1,6 @@
 """`make gpu`: whole models and ops on this machine's GPU against the CPU, then their times.
 
-    python tools/gpu_check.py --out DIR [--part models|ops|times|sanitizer]
+    python tools/dev/gpu_check.py --out DIR [--part models|ops|times|sanitizer]
 
 Without --part these are all but the sanitizer, in less than ten minutes. Whole models come first:
 outputs and gradients, then the tests of the ops, then wall, GPU and host time.
@@ -27,7 +27,7 @@ from typing import TextIO
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # Files with the tests of a part, and seconds that they may take.
 TESTS = {
     'models': (('tests/numbers/test_models.py', 'tests/models/test_*.py'), 150),
