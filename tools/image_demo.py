@@ -33,13 +33,13 @@ def main() -> None:
         parser.error('give images after the checkpoint')
     with cli.plain_errors():
         from mmvttt.by_name import resolve
-        from mmvttt.checkpoints.sources import located
+        from mmvttt.checkpoints.sources import find_source
         from mmvttt.openmmlab.apis.inference import open_model, require_images
         from mmvttt.openmmlab.config import load_config
 
         pictures = require_images(images, args.out)
         name, checkpoint = resolve(args.config, checkpoint)
-        located(checkpoint)
+        find_source(checkpoint)
         config = load_config(name, cfg_options=args.cfg_options, needed=('model',))
         device = 'cpu' if args.file else args.device or cli.default_device()
         predictor = open_model(config, checkpoint, device, args.amp, args.file)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .conversion import Conversion, to_our_shape
 from .dit import dit_to_ours, is_authors_dit
-from .families import Rules
+from .families import Rules, add_once
 
 # The first block's inner weight: what precedes it, and whether it is in stages.
 _MARK = re.compile(r'(|.*?\.)(layers\.0\.)?blocks\.0\.attn\.w1')
@@ -58,7 +58,8 @@ def vit3_to_ours(weights: Mapping[str, Tensor], prefix: str) -> Conversion:
         else:
             result.left_over.append(theirs)
             continue
-        result.matched[theirs], result.weights[ours] = ours, to_our_shape(ours, value)
+        add_once(result.weights, ours, to_our_shape(ours, value), theirs)
+        result.matched[theirs] = ours
     return result
 
 

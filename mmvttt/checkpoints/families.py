@@ -127,9 +127,11 @@ def timm_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         CheckpointError: A name of a family's file is not known, or a query, key or value is absent.
     """
     family, prefix, blocks = _family(weights)
-    if family is None:
-        return {_CHUNKED.sub(r'\1.\2.', name): value for name, value in weights.items()}
     tensors: dict[str, Tensor] = {}
+    if family is None:
+        for name, value in weights.items():
+            add_once(tensors, _CHUNKED.sub(r'\1.\2.', name), value, name)
+        return tensors
     for name, value in weights.items():
         short = name.removeprefix(prefix)
         if _DROPPED.match(name) or _DROPPED.match(short):
@@ -144,7 +146,7 @@ def timm_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 f'{name} is not a name of this family in transformers; give the '
                 'checkpoint as transformers saves it, or one of timm.'
             )
-        tensors[new] = value
+        add_once(tensors, new, value, name)
     _join(tensors, is_eva=family.block is _DINOV3)
     return _shaped(tensors)
 
@@ -168,6 +170,15 @@ def renamed(rules: Rules, name: str) -> str | None:
         if match := re.match(pattern, name):
             return match.expand(replacement) + name[match.end() :]
     return None
+
+
+def add_once(tensors: dict[str, Tensor], name: str, value: Tensor, old: str) -> None:
+    """Adds the tensor `old` by another name, under which there must be none yet."""
+    if name in tensors:
+        raise CheckpointError(
+            f'the checkpoint has {name} twice, once as {old}: two sets of names are mixed in it'
+        )
+    tensors[name] = value
 
 
 def _join(weights: dict[str, Tensor], is_eva: bool) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, CheckpointMismatchError, OptionTypeError
+from .download import shown
 from .families import timm_names
-from .match import LoadReport, Preparation, compare, least_matched, require_match, require_parts
+from .match import LoadReport, compare, least_matched, require_match, require_parts
 from .read import read_weights, under
-from .sources import config_beside, shown
+from .sources import find_source
 
 StateDict = Mapping[str, Tensor]
 
@@ -88,9 +89,9 @@ def load_pretrained(
         raise OptionTypeError(
             f"prefix={prefix!r}: give the beginning of the names, e.g. 'backbone.'"
         )
-    weights = read_weights(checkpoint, map_location, ema, key)
-    source = shown(os.fspath(checkpoint))
-    config = config_beside(os.fspath(checkpoint))
+    found = find_source(checkpoint)
+    weights, source = read_weights(found, map_location, ema, key), found.name
+    config = found.config()
     parts: Iterable[Any] = module.modules() if config else ()
     try:
         for part in parts:
@@ -110,7 +111,7 @@ def load_pretrained(
     weights |= {f'{prefix}{name}': v for name, v in fitted.items()}
     report = replace(
         require_match(module, weights, source, prefix),
-        preparation=_preparation(os.fspath(checkpoint)),
+        preparation=found.preparation,
     )
     inside = under(weights, prefix)
     new = {
@@ -125,29 +126,6 @@ def load_pretrained(
     level = logging.WARNING if lost else logging.INFO
     _log.log(level, 'Weights of %s from %s: %s', type(module).__name__, source, report)
     return report
-
-
-def _preparation(checkpoint: str) -> Preparation | None:
-    """Mean and deviation of the images that weights were trained on, from the files beside them."""
-    for file, key, prefix in (
-        ('config.json', 'pretrained_cfg', ''),
-        ('preprocessor_config.json', None, 'image_'),
-        ('open_clip_config.json', 'preprocess_cfg', ''),
-    ):
-        content: Any = config_beside(checkpoint, file)
-        entries = content.get(key) if key else content
-        values: list[Any] = [
-            entries.get(f'{prefix}{name}') if isinstance(entries, Mapping) else None
-            for name in ('mean', 'std')
-        ]
-        if all(map(_are_numbers, values)):
-            return [*values[0]], [*values[1]]
-    return None
-
-
-def _are_numbers(values: Any) -> bool:
-    listed = isinstance(values, list | tuple) and len(values) > 0
-    return listed and all(type(x) in (int, float) and abs(x) < 1e3 for x in values)
 
 
 def require_whole(module: nn.Module, weights: StateDict, source: str) -> None:

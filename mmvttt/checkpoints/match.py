@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointMismatchError, OptionError
 from .read import under
+from .sources import Preparation
 
 # Below this share of matching tensors a checkpoint belongs to another model.
 _LEAST = 0.1
 _LISTED = 8
 
 StateDict = Mapping[str, Tensor]
-Preparation = tuple[list[float], list[float]]
 # Parts of a block that an inheritance can leave out.
 _DIGITS = re.compile(r'\d+')
 # Without all of one of these, a network computes something else.

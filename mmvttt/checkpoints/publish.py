@@ -19,8 +19,8 @@ from torch import Tensor
 from ..errors import UsageError
 from ..version import __version__
 from .atomic_write import write_whole
+from .download import shown
 from .read import META, named_tensors, read_content, read_file, saved_classes, under
-from .sources import shown
 
 _HASH_DIGITS = 8
 _LISTED = 8

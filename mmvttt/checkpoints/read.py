@@ -7,7 +7,6 @@ import logging
 import os
 import pickle
 import re
-import stat
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -22,13 +21,13 @@ from torch.serialization import safe_globals
 from ..errors import (
     CheckpointError,
     CheckpointMismatchError,
-    OptionTypeError,
     RefusedCheckpointError,
     first_line,
 )
 from .allow_list import allowed
 from .authors import by_our_names
-from .sources import located, shown, weight_map
+from .download import shown
+from .sources import Source, find_source
 
 # Entries in which training scripts store the weights, in order of preference.
 _EMA = ('state_dict_ema', 'model_ema', 'ema')
@@ -54,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_weights(
-    checkpoint: str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str] | Source,
     map_location: Any = 'cpu',
     ema: bool = False,
     key: str | None = None,
@@ -70,12 +69,14 @@ def read_weights(
     Raises:
         CheckpointError: See `read_content`; or the file has no weights, or several.
     """
-    content = read_content(checkpoint, map_location)
-    return named_tensors(content, shown(os.fspath(checkpoint)), ema, key)
+    source = checkpoint if isinstance(checkpoint, Source) else find_source(checkpoint)
+    return named_tensors(read_content(source, map_location), source.name, ema, key)
 
 
 def read_content(
-    checkpoint: str | os.PathLike[str] | IO[bytes], map_location: Any = 'cpu', mmap: bool = False
+    checkpoint: str | os.PathLike[str] | Source | IO[bytes],
+    map_location: Any = 'cpu',
+    mmap: bool = False,
 ) -> Any:
     """The content of a file or URL as `read_file` reads it, by our names.
 
@@ -83,8 +84,10 @@ def read_content(
     that the authors evaluate, averaged where the file has such; its other weights by their entries,
     and `meta`.
     """
+    if isinstance(checkpoint, str | os.PathLike):
+        checkpoint = find_source(checkpoint)
+    name = getattr(checkpoint, 'name', 'the checkpoint')
     content = read_file(checkpoint, map_location, mmap)
-    name = shown(os.fspath(checkpoint)) if isinstance(checkpoint, str | os.PathLike) else 'the file'
     if not isinstance(content, Mapping):
         return content
     entries = {k: v for k in _CONTAINERS if isinstance(v := content.get(k), Mapping)}
@@ -107,7 +110,9 @@ def read_content(
 
 
 def read_file(
-    checkpoint: str | os.PathLike[str] | IO[bytes], map_location: Any = 'cpu', mmap: bool = False
+    checkpoint: str | os.PathLike[str] | Source | IO[bytes],
+    map_location: Any = 'cpu',
+    mmap: bool = False,
 ) -> Any:
     """The content of a file or URL, read without running code from it.
 
@@ -129,27 +134,30 @@ def read_file(
         RefusedCheckpointError: It has objects that need pickle's code execution.
         CheckpointError: The file is not a checkpoint, is damaged, or cannot be downloaded.
     """
-    with ExitStack() as stack:
-        if isinstance(checkpoint, str | os.PathLike):
-            source: Any = shown(os.fspath(checkpoint))
-            path, *shards = located(os.fspath(checkpoint))
-            if shards:
-                parts = {p: read_file(p, map_location, mmap) for p in (path, *shards)}
-                return _joined(parts, weight_map(path))
-            file: IO[bytes]
-            try:
-                # A pipe would block.
-                if not stat.S_ISREG(os.stat(path).st_mode):
-                    raise CheckpointError(f'{source!r} is not a regular file')
-                file = stack.enter_context(open(path, 'rb'))
-            except OSError as error:
-                raise CheckpointError(f'{source!r} cannot be read: {error.strerror}') from error
-        elif hasattr(checkpoint, 'read') and hasattr(checkpoint, 'seek'):
-            source, path, file = getattr(checkpoint, 'name', 'the checkpoint'), '', checkpoint
-        else:
-            raise OptionTypeError(
+    if isinstance(checkpoint, str | os.PathLike):
+        checkpoint = find_source(checkpoint)
+    if not isinstance(checkpoint, Source):
+        if not (hasattr(checkpoint, 'read') and hasattr(checkpoint, 'seek')):
+            raise TypeError(
                 f'checkpoint={checkpoint!r}: give the path of a file, or an http(s) URL'
             )
+        return _read(checkpoint, getattr(checkpoint, 'name', 'the checkpoint'), '', map_location)
+    checkpoint.require_intact()
+    parts: dict[str, Any] = {}
+    for path in checkpoint.files:
+        source = checkpoint.name if len(checkpoint.files) == 1 else os.fspath(path)
+        with open(path, 'rb') as file:
+            parts[path.name] = _read(file, source, os.fspath(path), map_location, mmap)
+    if checkpoint.index is not None:
+        return _joined(parts, checkpoint.index)
+    return parts[checkpoint.files[0].name]
+
+
+def _read(
+    file: IO[bytes], source: str, path: str, map_location: Any = 'cpu', mmap: bool = False
+) -> Any:
+    """The content of an open file, of `path` if it is one on disk; `source` names it in errors."""
+    with ExitStack() as stack:
         try:
             if path.endswith('.safetensors'):
                 return _read_safetensors(path, map_location)
@@ -185,7 +193,7 @@ def read_file(
 def _joined(parts: Mapping[str, Mapping[str, Any]], index: Mapping[str, str]) -> dict[str, Any]:
     """The tensors of shards, each in the one that the index names."""
     files = [
-        (name, os.path.basename(path))
+        (name, path)
         for path, part in parts.items()
         for name in (under(part) if isinstance(part, Mapping) else ())
     ]

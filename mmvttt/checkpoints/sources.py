@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import re
-from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from http.client import HTTPException
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse, urlsplit, urlunsplit
-from urllib.request import Request, urlopen
+from urllib.parse import urlparse
 
-from ..errors import CheckpointError, CheckpointMissingError, OptionError, first_line
-from .atomic_write import PARTIAL
+from ..errors import CheckpointError, CheckpointMissingError, first_line
+from .download import download, file_digest, kept_digest, shown
 from .published import SCHEME, address, local_file, published
 
-_log = logging.getLogger(__name__)
-_SECONDS_TO_ANSWER = 60
-# The digest that torch's convention puts into the name of a file.
-_DIGEST = re.compile(r'-([a-f0-9]{8,64})\.')
 # Prefix of the names of timm's hub, as mmengine's 'torchvision://'.
 _TIMM = 'timm://'
 _HUB = ('hf-hub:', 'hf_hub:', 'hf://')
@@ -40,68 +34,129 @@ _FILES = (
 )
 
 
-def shown(source: str) -> str:
-    """A path or URL for messages: without user, password and query, which may hold a token."""
-    if not source.startswith(_WEB + _OTHERS):
-        return source
-    parts = urlsplit(source)
-    query = '…' if parts.query else ''
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition('@')[2], query=query))
+Preparation = tuple[list[float], list[float]]
+# A config is small; what is larger is none.
+_LARGEST_CONFIG = 2**24
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint, resolved once: its files and what lies beside them.
+
+    Attributes:
+        name: The name for messages, without password and query.
+        files: The file, or its shards.
+        index: Tensor → the name of its shard, if an index says so.
+        timm_config: timm's config of weights from its hub, of which only the file is downloaded.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    index: Mapping[str, str] | None = None
+    timm_config: Mapping[str, Any] = field(default_factory=dict)
+
+    def config(self, name: str = 'config.json') -> dict[str, Any]:
+        """The config that transformers or timm wrote beside the weights; empty without one."""
+        path = self.files[0].with_name(name)
+        if self.timm_config and name == 'config.json':
+            return {'pretrained_cfg': dict(self.timm_config)}
+        try:
+            # A pipe would block.
+            if not path.is_file() or path.stat().st_size > _LARGEST_CONFIG:
+                return {}
+            config = json.loads(path.read_text(encoding='utf-8'))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return config if isinstance(config, dict) else {}
+
+    @cached_property
+    def preparation(self) -> Preparation | None:
+        """Mean and deviation of the images of the training, from the files beside the weights."""
+        for file, key, prefix in (
+            ('config.json', 'pretrained_cfg', ''),
+            ('preprocessor_config.json', None, 'image_'),
+            ('open_clip_config.json', 'preprocess_cfg', ''),
+        ):
+            content: Any = self.config(file)
+            entries = content.get(key) if key else content
+            values: list[Any] = [
+                entries.get(f'{prefix}{name}') if isinstance(entries, Mapping) else None
+                for name in ('mean', 'std')
+            ]
+            if all(map(_are_numbers, values)):
+                return [*values[0]], [*values[1]]
+        return None
+
+    def require_intact(self) -> None:
+        """Compares each file with the digest of its download, or the one in its name.
+
+        Raises:
+            CheckpointError: A file has changed, or cannot be read.
+        """
+        for path in self.files:
+            source = self.name if len(self.files) == 1 else os.fspath(path)
+            if path.exists() and not path.is_file():
+                # A pipe would block.
+                raise CheckpointError(f'{source!r} is not a regular file')
+            try:
+                expected = kept_digest(path)
+                digest = file_digest(path) if expected else ''
+                open(path, 'rb').close()
+            except OSError as error:
+                raise CheckpointError(f'{source!r} cannot be read: {error.strerror}') from error
+            if not digest.startswith(expected):
+                raise CheckpointError(
+                    f'{source!r} is damaged: its digest is {digest}, and was {expected}; delete '
+                    'it and download it again (or rename it, if the digits in its name are no '
+                    'digest)'
+                )
+
+
+def _are_numbers(values: Any) -> bool:
+    listed = isinstance(values, list | tuple) and len(values) > 0
+    return listed and all(type(x) in (int, float) and abs(x) < 1e3 for x in values)
 
 
 def without_password(source: str) -> str:
     """The downloaded file of a URL with a password, for logs of the argument; else the source."""
-    return source if shown(source) == source else located(source)[0]
+    return source if shown(source) == source else os.fspath(find_source(source).files[0])
 
 
-def located(source: str) -> list[str]:
+def find_source(checkpoint: str | os.PathLike[str]) -> Source:
     """The file of a checkpoint, or its shards; a URL is downloaded if it is not there yet.
 
-    Raises a CheckpointError if there is none, or it cannot be downloaded.
+    Raises:
+        CheckpointMissingError: There is no such file or folder.
+        CheckpointError: It cannot be downloaded.
     """
+    source = os.fspath(checkpoint)
     if source.startswith(SCHEME):
-        return [_published(source)]
+        return Source(source, (_published(source),))
     if source.startswith(_TIMM):
-        return [_from_timm(source.removeprefix(_TIMM))]
+        return _from_timm(source)
     if source.startswith(_HUB):
-        return _from_hub(source.partition(':')[2].lstrip('/'))
+        return _in_folder(_from_hub(source.partition(':')[2].lstrip('/')), source)
     if source.startswith(_WEB):
-        return [_downloaded(source)]
+        return Source(shown(source), (_downloaded(source),))
     if source.startswith(_OTHERS):
         raise CheckpointError(
             f'{shown(source)!r} is not read: download the file and give its path, or give an '
             'http(s) URL'
         )
-    path = os.path.expanduser(source.removeprefix(_LOCAL))
-    if os.path.isdir(path):
-        return _in_folder(Path(path))
-    if os.path.exists(path):
-        return [path]
+    path = Path(os.path.expanduser(source.removeprefix(_LOCAL)))
+    if path.is_dir():
+        return _in_folder(path, source)
+    if path.exists():
+        return Source(source, (path,))
     if re.fullmatch(r'[\w.-]+/[\w.-]+', source) and (cached := _cached(source)):
-        return _in_folder(cached)
+        return _in_folder(cached, source)
     raise CheckpointMissingError(
-        f'there is no checkpoint {source!r} (looked for {os.path.abspath(path)}); '
+        f'there is no checkpoint {source!r} (looked for {path.absolute()}); '
         'give the path of a file or folder, an http(s) URL, or hf-hub:OWNER/NAME'
     )
 
 
-def config_beside(source: str, name: str = 'config.json') -> dict[str, Any]:
-    """The config that transformers or timm wrote beside the weights; empty without one."""
-    if source.startswith(_TIMM) and name == 'config.json':
-        # Only the weights are downloaded.
-        import timm
-
-        cfg = timm.get_pretrained_cfg(source.removeprefix(_TIMM))
-        return {'pretrained_cfg': cfg.to_dict()} if cfg else {}
-    path = Path(located(source)[0]).with_name(name)
-    try:
-        config = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
-def _in_folder(folder: Path) -> list[str]:
+def _in_folder(folder: Path, source: str) -> Source:
     """The weights in a folder as transformers and timm write it."""
     name = next((name for name in _FILES if (folder / name).is_file()), None)
     if name is None:
@@ -109,16 +164,15 @@ def _in_folder(folder: Path) -> list[str]:
             f'there are no weights in the folder {os.fspath(folder)!r}: it has none of '
             f'{", ".join(_FILES)}; give the file itself'
         )
-    path = folder / name
     if not name.endswith('.index.json'):
-        return [os.fspath(path)]
-    return [os.fspath(folder / shard) for shard in sorted({*weight_map(path).values()})]
+        return Source(source, (folder / name,))
+    index = _shards(folder / name)
+    return Source(source, tuple(folder / shard for shard in sorted({*index.values()})), index)
 
 
-def weight_map(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Tensor → its shard, from the index in the folder of an index or a shard."""
-    folder = Path(path).parent
-    index = next(folder / n for n in _FILES if n.endswith('.index.json') and (folder / n).is_file())
+def _shards(index: Path) -> dict[str, str]:
+    """Tensor → its shard, from an index in the shards' folder."""
+    folder = index.parent
     try:
         shards = dict(json.loads(index.read_text(encoding='utf-8'))['weight_map'])
         # Not a path: a stranger's index names files of this folder only.
@@ -145,20 +199,20 @@ def _cached(name: str) -> Path | None:
     return None
 
 
-def _from_hub(name: str) -> list[str]:
-    """The weights of a model of the hub, from the cache or downloaded."""
+def _from_hub(name: str) -> Path:
+    """The folder of a model of the hub, from the cache or downloaded."""
     from huggingface_hub import snapshot_download
 
     with _hub_errors(f'hf-hub:{name}', 'its folder'):
         if cached := _cached(name):
-            return _in_folder(cached)
+            return cached
         patterns = ['*config.json', 'model*.safetensors', 'model.safetensors.index.json']
         folder = Path(snapshot_download(name, allow_patterns=patterns))
         if not any((folder / file).is_file() for file in _FILES):
             # Not at once: many models have their weights in both formats.
             others = ['pytorch_model*', 'open_clip_model.safetensors']
             snapshot_download(name, allow_patterns=others)
-        return _in_folder(folder)
+        return folder
 
 
 @contextmanager
@@ -175,35 +229,36 @@ def _hub_errors(source: str, remedy: str) -> Iterator[None]:
         ) from error
 
 
-def _published(source: str) -> str:
+def _published(source: str) -> Path:
     """The file of `mmvttt://NAME`, downloaded if it is not here yet."""
     row = published(source)
-    if file := local_file(row):
-        return os.fspath(file)
-    return _downloaded(address(row), f'mmvttt/{row.name}.pth')
+    return local_file(row) or _downloaded(address(row), f'mmvttt/{row.name}.pth', row.sha256)
 
 
-def _downloaded(url: str, name: str = '') -> str:
+def _downloaded(url: str, name: str = '', sha256: str = '') -> Path:
     """The file of a URL in torch's cache, where it is called `name`."""
+    path = cached_file(url, name)
+    if not path.is_file():
+        download(url, path, sha256)
+    return path
+
+
+def cached_file(url: str, name: str = '') -> Path:
+    """Where the file of a URL is, or will be."""
     import torch
 
     # Many sites have a file of this name: each URL has a folder.
     folder = hashlib.sha256(url.encode()).hexdigest()[:16]
     last = os.path.basename(urlparse(url).path).lstrip('.') or 'weights.pth'
-    path = os.path.join(torch.hub.get_dir(), 'checkpoints', name or f'{folder}/{last}')
-    if not os.path.isfile(path):
-        try:
-            _download(url, path)
-        except (OSError, HTTPException, ValueError) as error:
-            raise CheckpointError(f'{shown(url)!r} cannot be downloaded: {error}') from error
-    return path
+    return Path(torch.hub.get_dir(), 'checkpoints', name or f'{folder}/{last}')
 
 
-def _from_timm(name: str) -> str:
+def _from_timm(source: str) -> Source:
     """The file that timm's hub has under the name of a model and its tag, downloaded if needed."""
     import timm
     from huggingface_hub import hf_hub_download
 
+    name = source.removeprefix(_TIMM)
     try:
         config = timm.get_pretrained_cfg(name)
     except RuntimeError:  # an unknown tag
@@ -214,48 +269,6 @@ def _from_timm(name: str) -> str:
             "'timm://vit_small_patch16_dinov3.lvd1689m'"
         )
     remedy = f'the file, model.safetensors of https://huggingface.co/{config.hf_hub_id}'
-    with _hub_errors(f'{_TIMM}{name}', remedy):
-        return hf_hub_download(config.hf_hub_id, config.hf_hub_filename or 'model.safetensors')
-
-
-def _download(url: str, path: str) -> None:
-    """Downloads a file, which gets its name once all of it is there."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    partial = f'{path}.{os.getpid()}{PARTIAL}'
-    _log.info('downloading %s to %s', shown(url), path)
-    digest = hashlib.sha256()
-    try:
-        with (
-            urlopen(_request(url), timeout=_SECONDS_TO_ANSWER) as answer,
-            open(partial, 'wb') as file,
-        ):
-            while piece := answer.read(2**20):
-                digest.update(piece)
-                file.write(piece)
-            expected = answer.headers.get('Content-Length')
-            if expected is not None and file.tell() != int(expected):
-                raise OSError(f'{file.tell()} of {expected} bytes came')
-        named = _digest(os.path.basename(path))
-        if named and not digest.hexdigest().startswith(named):
-            raise OptionError(f'its digest is {digest.hexdigest()}, and its name has {named}')
-        os.replace(partial, path)
-    finally:
-        if os.path.exists(partial):
-            os.remove(partial)
-
-
-def _request(url: str) -> Request:
-    """A request for a URL, whose user and password are sent as HTTP wants them."""
-    parts = urlsplit(url)
-    user, _, host = parts.netloc.rpartition('@')
-    request = Request(urlunsplit(parts._replace(netloc=host)))
-    if user:
-        token = b64encode(unquote(user).encode()).decode()
-        request.add_unredirected_header('Authorization', f'Basic {token}')
-    return request
-
-
-def _digest(name: str) -> str | None:
-    """The digest in the name of a file, by torch's convention; eight decimals are a date or run."""
-    match = _DIGEST.search(name)
-    return match[1] if match and not re.fullmatch(r'\d{8}', match[1]) else None
+    with _hub_errors(source, remedy):
+        file = hf_hub_download(config.hf_hub_id, config.hf_hub_filename or 'model.safetensors')
+    return Source(source, (Path(file),), timm_config=config.to_dict())

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mmvttt.checkpoints.atomic_write import replacing
-from mmvttt.checkpoints.families import renamed, timm_names
+from mmvttt.checkpoints.families import add_once, renamed, timm_names
 from mmvttt.checkpoints.load import adapted, load_pretrained
 from mmvttt.checkpoints.match import LoadReport, is_of
 from mmvttt.checkpoints.names_table import names_table
@@ -296,11 +296,13 @@ def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
                 'they were made from.'
             )
         if inside and (ours := renamed(_NAMES, short)):
-            result.weights[ours], result.inherited[name] = value, ours
+            add_once(result.weights, ours, value, name)
+            result.inherited[name] = ours
         elif inside and (layer := renamed(_SCALES, short)):
             scales[name] = result.folded[name] = layer
         elif ours := renamed(_HEADS, short):
-            result.head[ours], result.inherited[name] = value, ours
+            add_once(result.head, ours, value, name)
+            result.inherited[name] = ours
         elif reason := next((r for p, r in _DROPPED if re.match(p, short)), None):
             result.dropped[name] = reason
         elif inside:

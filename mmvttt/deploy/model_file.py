@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..checkpoints.download import shown
 from ..checkpoints.load import load_pretrained
-from ..checkpoints.sources import shown
 from ..errors import CheckpointMismatchError
 from ..named_model import NamedModel, image_channels, read_picture
 from .compare import Comparison, Runs, compare

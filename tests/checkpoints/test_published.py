@@ -9,7 +9,7 @@ from torch import nn
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.published import PUBLISHED
 from mmvttt.checkpoints.read import read_content
-from mmvttt.checkpoints.sources import located
+from mmvttt.checkpoints.sources import find_source
 from mmvttt.errors import CheckpointMissingError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,8 +29,8 @@ def test_every_row_has_a_config_and_its_own_address() -> None:
 def test_shipped_files_need_no_network(map_location: str | None) -> None:
     for name, row in PUBLISHED.items():
         if not row.url:
-            (path,) = located(f'mmvttt://{name}')
-            assert Path(path).name.startswith(f'{name}-')
+            (path,) = find_source(f'mmvttt://{name}').files
+            assert path.name.startswith(f'{name}-')
             content = read_content(f'mmvttt://{name}', map_location)
             assert content['meta']['dataset_meta']['classes']
 
@@ -43,7 +43,7 @@ def test_a_folder_takes_the_place_of_the_addresses(
 
     monkeypatch.setenv('MMVTTT_WEIGHTS', str(tmp_path))
     with pytest.raises(CheckpointMissingError, match='neither vit3_t_in1k'):
-        located('mmvttt://vit3_t_in1k')
+        find_source('mmvttt://vit3_t_in1k')
     weights = nn.Linear(2, 3).state_dict()
     write = torch.save if suffix == '.pth' else save_file
     write(weights, tmp_path / f'vit3_t_in1k{suffix}')

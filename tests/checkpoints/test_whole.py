@@ -1,6 +1,7 @@
 """Files that hold half a network, shards that do not fit, names of wrappers, classes."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mmvttt.checkpoints.authors import by_our_names
+from mmvttt.checkpoints.download import _request, named_digest, shown
+from mmvttt.checkpoints.families import timm_names
 from mmvttt.checkpoints.load import load_pretrained, require_whole
 from mmvttt.checkpoints.read import named_tensors, read_weights, require_same_classes, saved_classes
-from mmvttt.checkpoints.sources import _digest, _request, shown
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.backbones import TimmViT
 
@@ -107,16 +110,40 @@ def test_the_index_decides_on_shards(tmp_path: Path) -> None:
     ).items():
         with pytest.raises(CheckpointError, match='and the index has'):
             read_weights(_shards(tmp_path / name, index, **shards))
+    # One shard has an index, too.
+    with pytest.raises(CheckpointError, match='b is in no shard'):
+        read_weights(_shards(tmp_path / 'single', dict(a='x', b='x'), x=dict(a=one)))
     # A file that is there, but not in the folder of the index.
     outside = _shards(tmp_path / 'outside', dict(a='x', b='../good/y'), x=dict(a=one))
     with pytest.raises(CheckpointError, match=r'not in its folder: \.\./good/y'):
         read_weights(outside)
 
 
+def test_a_pipe_beside_the_weights_is_no_config(tmp_path: Path) -> None:
+    save_file({'weight': torch.ones(2, 2), 'bias': torch.ones(2)}, tmp_path / 'model.safetensors')
+    for name in ('config.json', 'preprocessor_config.json', 'open_clip_config.json'):
+        os.mkfifo(tmp_path / name)
+    model = torch.nn.Linear(2, 2)
+    assert load_pretrained(model, tmp_path).preparation is None
+    assert torch.equal(model.weight, torch.ones(2, 2))
+
+
+def test_two_names_for_one_tensor() -> None:
+    block = {f'encoder.layer.0.{n}.weight': torch.ones(2) for n in ('layernorm_before', 'mlp.fc1')}
+    embedding = {'embeddings.patch_embeddings.projection.weight': torch.ones(2, 3, 2, 2)}
+    theirs = block | embedding
+    assert len(timm_names(theirs)) == 3
+    with pytest.raises(CheckpointError, match='twice'):
+        timm_names(theirs | {'encoder.layer.0.intermediate.dense.weight': torch.zeros(2)})
+    public = {'blocks.0.attn.w1': torch.ones(1, 1, 2, 2)}
+    with pytest.raises(CheckpointError, match='twice'):
+        by_our_names(public | {'blocks.0.mixer.w1': torch.zeros(1, 2, 2)})
+
+
 def test_digests_in_names() -> None:
     names = ('run-12345678', 'a-20240101', 'resnet50-0676ba61', 'a-1234567890abcdef', 'epoch-3')
-    digests = [_digest(f'{name}.pth') for name in names]
-    assert digests == [None, None, '0676ba61', '1234567890abcdef', None]
+    digests = [named_digest(f'{name}.pth') for name in names]
+    assert digests == ['', '', '0676ba61', '1234567890abcdef', '']
 
 
 def test_what_a_log_shows_of_a_url() -> None:

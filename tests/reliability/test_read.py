@@ -98,24 +98,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[st
         thread.join()
 
 
-def test_a_download_that_is_cut_off_is_not_kept(server: tuple, tmp_path: Path) -> None:
-    address, answers = server
-    answers += [SMALL[:100], SMALL]
-    with pytest.raises(CheckpointError, match=rf'cannot be downloaded: 100 of {len(SMALL)} bytes'):
-        read_content(f'{address}/a.pth')
-    assert not [p for p in tmp_path.rglob('*') if p.is_file()]
-    assert read_content(f'{address}/a.pth') == {'a': 1}
-    # From the cache.
-    assert read_content(f'{address}/a.pth') == {'a': 1}
-    damaged = SMALL.replace(b'archive/version', b'archive/Version', 1)
-    answers += [SMALL, damaged]
-    for name, message in (('a-0123456f', 'its digest is'), ('b', 'damaged'), ('none', '404')):
-        with pytest.raises(CheckpointError, match=message):
-            read_content(f'{address}/{name}.pth')
-    with pytest.raises(CheckpointError, match='cannot be downloaded'):
-        read_content('http://127.0.0.1:9/c.pth')
-
-
 def test_two_sites_may_have_a_file_of_one_name(server: tuple) -> None:
     address, answers = server
     answers += [SMALL, saved({'a': 2})]

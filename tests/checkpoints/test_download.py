@@ -1,0 +1,153 @@
+"""Downloads: once, resumed, whole, compared; and errors that say what to do."""
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmvttt.checkpoints import download, published, sources
+from mmvttt.checkpoints.read import read_content
+from mmvttt.errors import CheckpointError, CheckpointMissingError
+
+from .file_server import Share, serve
+
+NAME = 'vit3_t_in1k'
+
+
+def saved(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+SMALL = saved({'a': torch.arange(5000)})
+
+
+@pytest.fixture
+def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Share]:
+    monkeypatch.setenv('no_proxy', '127.0.0.1')
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'cache'))
+    monkeypatch.setattr(download.time, 'sleep', lambda _: None)
+    with serve(Share({f'{NAME}.pth': SMALL, 'a.pth': SMALL})) as share:
+        monkeypatch.setenv('MMVTTT_WEIGHTS', f'{share.address}/f/')
+        yield share
+
+
+def files(folder: Path) -> list[str]:
+    found = (p.name for p in folder.rglob('*') if p.is_file())
+    return sorted(name for name in found if not name.endswith('.lock'))
+
+
+def test_a_published_file_is_downloaded_once(share: Share, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert len(read_content(f'mmvttt://{NAME}')['a']) == 5000
+    assert [path for path, _ in share.requests] == [f'/f/{NAME}.pth', f'/files/{NAME}.pth']
+    assert files(tmp_path) == [f'.{NAME}.pth.sha256', f'{NAME}.pth']
+
+
+@pytest.mark.parametrize('leave', [False, True])
+def test_a_transfer_goes_on_where_it_broke(share: Share, tmp_path: Path, leave: bool) -> None:
+    """Three tries, and what two processes left: each sends the rest only."""
+    share.cuts = [10_000, 10_000, 20_000, 20_000, 30_000, 30_000] if leave else [10_000, 10_000]
+    url = f'{share.address}/files/a.pth'
+    if leave:
+        with pytest.raises(CheckpointError, match=f'30000 of {len(SMALL)} bytes came'):
+            read_content(url)
+        assert len(files(tmp_path)) == 1
+    assert len(read_content(url)['a']) == 5000
+    ranges = [ranged for _, ranged in share.requests if ranged]
+    assert ranges == [f'bytes={n}-' for n in ((10_000, 20_000, 30_000) if leave else (10_000,))]
+    assert files(tmp_path) == ['.a.pth.sha256', 'a.pth']
+
+
+def test_another_version_is_not_appended(share: Share, tmp_path: Path) -> None:
+    share.cuts = [10_000, 0, 0, 0, 0]
+    url = f'{share.address}/files/a.pth'
+    with pytest.raises(CheckpointError, match='bytes came'):
+        read_content(url)
+    share.files['a.pth'], share.cuts = saved({'a': torch.arange(4000)}), []
+    assert len(read_content(url)['a']) == 4000
+
+
+def test_a_planted_link_is_not_followed(share: Share, tmp_path: Path) -> None:
+    share.cuts = [10_000, 0, 0, 0, 0]
+    url, victim = f'{share.address}/files/a.pth', tmp_path / 'victim'
+    with pytest.raises(CheckpointError):
+        read_content(url)
+    (partial,) = tmp_path.rglob('*.partial')
+    for plant in (os.symlink, os.link):
+        victim.write_bytes(b'v' * 10_000)
+        partial.unlink(missing_ok=True)
+        plant(victim, partial)
+        share.cuts = []
+        assert len(read_content(url)['a']) == 5000
+        assert victim.read_bytes() == b'v' * 10_000
+        sources.cached_file(url).unlink()
+
+
+def test_what_is_not_the_file_is_said(share: Share, tmp_path: Path) -> None:
+    share.files['page.pth'] = b'\n<!DOCTYPE html><html>Sign in</html>'
+    share.files['a-0123456f.pth'] = SMALL
+    for name, message in (
+        ('page', 'is a web page'),
+        ('a-0123456f', 'its digest is'),
+        ('none', '404'),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            read_content(f'{share.address}/files/{name}.pth')
+    share.files.clear()
+    with pytest.raises(CheckpointError, match=rf'404.*put the file there as .*{NAME}\.pth'):
+        read_content(f'mmvttt://{NAME}')
+    with pytest.raises(CheckpointMissingError, match='there are no published weights'):
+        read_content('mmvttt://vit4')
+    assert files(tmp_path) == []
+
+
+def test_the_digest_is_compared_at_each_load(share: Share, tmp_path: Path) -> None:
+    """Of what was downloaded, and of a file whose name has one, such as the shipped ones."""
+    read_content(f'mmvttt://{NAME}')
+    shipped = published.local_file(published.PUBLISHED['cifar10_vittt_nano'])
+    copy = tmp_path / shipped.name
+    for path, original in (
+        (sources.cached_file('', f'mmvttt/{NAME}.pth'), SMALL),
+        (copy, shipped.read_bytes()),
+    ):
+        path.write_bytes(original)
+        read_content(path)
+        for at in range(len(original) // 10, len(original), len(original) // 5):
+            path.write_bytes(original[:at] + bytes([original[at] ^ 1]) + original[at + 1 :])
+            with pytest.raises(CheckpointError, match='damaged'):
+                read_content(path)
+
+
+def test_a_full_disk_and_a_cache_for_reading(
+    share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+    for number, remedy in ((28, 'TORCH_HOME to a folder with more space'), (30, 'can be written')):
+
+        def fails(_: int, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, 'fsync', fails)
+        with pytest.raises(CheckpointError, match=remedy):
+            read_content(f'mmvttt://{NAME}')
+    monkeypatch.setattr(os, 'fsync', real)
+    read_content(f'mmvttt://{NAME}')
+    # What is there is read without a lock, and without writing.
+    monkeypatch.setattr(download, 'FileLock', None)
+    read_content(f'mmvttt://{NAME}')
+
+
+def test_processes_download_once(share: Share) -> None:
+    code = (
+        f'import sys; from mmvttt.checkpoints.sources import find_source as f; f("mmvttt://{NAME}")'
+    )
+    started = [subprocess.Popen([sys.executable, '-c', code]) for _ in range(3)]
+    assert [process.wait(timeout=300) for process in started] == [0] * 3
+    assert [path for path, _ in share.requests].count(f'/files/{NAME}.pth') == 1
