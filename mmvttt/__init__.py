@@ -11,7 +11,7 @@ from .on_demand import OnDemand
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .by_name import load
+    from .by_name import finetune, load
     from .models.adapters import ViTAdapter
     from .models.backbones import T5, HViT3, TimmViT, ViT3, Vittt
     from .models.distillation import distil
@@ -27,12 +27,13 @@ __all__ = [
     'Vittt',
     '__version__',
     'distil',
+    'finetune',
     'linearize',
     'load',
 ]
 _NAMES = OnDemand(
     __name__,
-    by_name='load',
+    by_name='finetune load',
     models='T5 HViT3 TimmViT ViT3 ViTAdapter Vittt',
     **{'models.distillation': 'distil', 'models.linearize': 'Linearization linearize'},
 )

@@ -52,8 +52,7 @@ def load(
         CheckpointError: The checkpoint cannot be read, or would leave parameters at random.
     """
     config, weights = resolve(model, checkpoint)
-    if find_spec('mmengine') is None:
-        raise UsageError(f'{config!r} needs OpenMMLab, and {missing("mmengine")}')
+    _require_openmmlab(repr(config))
     import torch
 
     from .openmmlab.apis.inference import open_model
@@ -62,6 +61,19 @@ def load(
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
     cfg = load_config(config, cfg_options=cfg_options, needed=('model',))
     return open_model(cfg, weights, device)
+
+
+def finetune(folder: str | os.PathLike[str], start: str | None = None, **options: Any) -> Predictor:
+    """Trains on a folder of pictures: see `mmvttt.openmmlab.apis.finetune.finetune`."""
+    _require_openmmlab('a training')
+    from .openmmlab.apis import finetune as apis
+
+    return apis.finetune(folder, start, **options)
+
+
+def _require_openmmlab(what: str) -> None:
+    if find_spec('mmengine') is None:
+        raise UsageError(f'{what} needs OpenMMLab, and {missing("mmengine")}')
 
 
 def find_model(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from mmengine import optim
 from mmengine.config import Config
 from mmengine.device import get_device
+from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import Runner
@@ -90,6 +92,7 @@ def train(
     deterministic: bool = False,
     plain: bool = False,
     compile: bool | None = None,
+    hooks: Sequence[Hook] = (),
     **config_args: Any,
 ) -> Runner:
     """Trains what a config describes.
@@ -105,6 +108,7 @@ def train(
         deterministic: Choose deterministic algorithms.
         plain: Leave the config as it is; see `mmvttt.openmmlab.reliability.add_protection`.
         compile: See `choose_compile`.
+        hooks: Added to the config's.
         config_args: See `load_config`.
 
     Returns:
@@ -143,6 +147,8 @@ def train(
         # Nothing to resume: the training begins where it would without --resume.
         cfg.resume, cfg.load_from = False, existing(weights)
     runner = build_runner(cfg)
+    for hook in hooks:
+        runner.register_hook(hook)
     with protect_runner(runner, start):
         print_log(f'\n{summary(runner, cfg)}', 'current')
         if advice := layer_decay_advice(runner, cfg):

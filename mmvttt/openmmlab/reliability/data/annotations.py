@@ -193,18 +193,18 @@ def _check_boxes(
         other.metric and other.kind == 'CocoMetric' for other in sets if other.split != 'train'
     )
     count = len(findings.classes or ())
-    counts = _class_counts(_heads_of(cfg, 'mmdet'))
+    counts = class_counts(heads_of(cfg, 'mmdet'))
     _check_heads(counts, count, findings, max(count, len(classes)), measured)
 
 
 def _check_maps(
     cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings, scope: Scope
 ) -> None:
-    classes, heads = dataset.metainfo.get('classes'), _heads_of(cfg, 'mmseg')
+    classes, heads = dataset.metainfo.get('classes'), heads_of(cfg, 'mmseg')
     for key, head in heads.items():
         _check_softmax(key, head, 'loss_decode', findings)
     # BCE has one channel for two classes.
-    counts = {key: n for key, n in _class_counts(heads).items() if n > 1}
+    counts = {key: n for key, n in class_counts(heads).items() if n > 1}
     _check_heads(counts, len(classes or ()), findings, len(classes or ()))
     findings.classes = tuple(classes) if classes else None
     limits = [len(classes), *counts.values()] if classes else list(counts.values())
@@ -218,8 +218,8 @@ def _check_maps(
 def _check_pictures(
     cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings, scope: Scope
 ) -> None:
-    heads = _heads_of(cfg, 'mmpretrain')
-    counts = _class_counts(heads)
+    heads = heads_of(cfg, 'mmpretrain')
+    counts = class_counts(heads)
     check_folders(dataset, next(iter(counts.values()), None), findings, scope)
     # Mixup makes label vectors of the preprocessor's num_classes, which must match the head's.
     inside = (cfg.get('model') or {}).get('data_preprocessor')
@@ -306,7 +306,7 @@ def _compare_files(
         )
 
 
-def _heads_of(cfg: Config, toolbox: str) -> Heads:
+def heads_of(cfg: Config, toolbox: str) -> Heads:
     """Existing heads of the model, by their dotted keys; a head may be a list (a cascade)."""
     heads: dict[str, Mapping] = {}
     for name in _HEADS[toolbox]:
@@ -320,8 +320,8 @@ def _heads_of(cfg: Config, toolbox: str) -> Heads:
     return heads
 
 
-def _class_counts(heads: Heads) -> dict[str, int]:
-    """Number of classes of each head of `_heads_of` that has one."""
+def class_counts(heads: Heads) -> dict[str, int]:
+    """Number of classes of each head of `heads_of` that has one."""
     counts = {p: h.get('num_classes', h.get('num_things_classes')) for p, h in heads.items()}
     return {
         key: count

@@ -1,0 +1,70 @@
+# For tens to thousands of pictures, beside the config of any model: AdamW whose warm-up is a twentieth
+# of the steps, however many they are, and augmentations. `mmvttt finetune` writes configs with it.
+small_set = dict(
+    optim_wrapper=dict(
+        _delete_=True,
+        type='OptimWrapper',
+        optimizer=dict(type='AdamW', lr=4e-4, weight_decay=0.05),
+        clip_grad=dict(max_norm=5.0),
+    ),
+    param_scheduler=[
+        dict(
+            type='mmvttt.WarmupCosineLR',
+            warmup_ratio=1 / 20,
+            eta_min_ratio=0.0,
+            convert_to_iter_based=True,
+        )
+    ],
+    # Pictures, and crops, without an object are learned too: what is not one.
+    boxes=dict(
+        train_pipeline=[
+            dict(type='LoadImageFromFile'),
+            dict(type='LoadAnnotations', with_bbox=True, with_mask=False),
+            dict(type='RandomResize', scale=(480, 384), ratio_range=(0.7, 1.3), keep_ratio=True),
+            dict(type='RandomCrop', crop_size=(384, 480), allow_negative_crop=True),
+            dict(type='FilterAnnotations', min_gt_bbox_wh=(4, 4), keep_empty=False),
+            dict(type='RandomFlip', prob=0.5),
+            dict(type='PackDetInputs'),
+        ],
+        test_pipeline=[
+            dict(type='LoadImageFromFile'),
+            dict(type='Resize', scale=(480, 384), keep_ratio=True),
+            dict(type='LoadAnnotations', with_bbox=True, with_mask=False),
+            dict(
+                type='PackDetInputs',
+                meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
+            ),
+        ],
+    ),
+    maps=dict(
+        train_pipeline=[
+            dict(type='LoadImageFromFile'),
+            dict(type='LoadAnnotations'),
+            dict(type='RandomResize', scale=(240, 180), ratio_range=(0.5, 2.0), keep_ratio=True),
+            dict(type='RandomCrop', crop_size=(160, 160), cat_max_ratio=0.75),
+            dict(type='RandomFlip', prob=0.5),
+            dict(type='PhotoMetricDistortion'),
+            dict(type='PackSegInputs'),
+        ],
+        test_pipeline=[
+            dict(type='LoadImageFromFile'),
+            dict(type='Resize', scale=(240, 180), keep_ratio=True),
+            dict(type='LoadAnnotations'),
+            dict(type='PackSegInputs'),
+        ],
+    ),
+    classes=dict(
+        train_pipeline=[
+            dict(type='LoadImageFromFile'),
+            dict(type='RandomResizedCrop', scale=224, crop_ratio_range=(0.35, 1.0)),
+            dict(type='RandomFlip', prob=0.5, direction='horizontal'),
+            dict(type='PackInputs'),
+        ],
+        test_pipeline=[
+            dict(type='LoadImageFromFile'),
+            dict(type='ResizeEdge', scale=224, edge='short'),
+            dict(type='CenterCrop', crop_size=224),
+            dict(type='PackInputs'),
+        ],
+    ),
+)

@@ -1,0 +1,362 @@
+"""Reads a folder of annotated pictures in the formats that annotation tools export."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import yaml
+from yaml import YAMLError
+
+from mmvttt.errors import DataError
+from mmvttt.pictures import SUFFIXES, open_image
+
+from ..reliability.data.images import read_image
+
+_PARTS = dict(
+    train='train', training='train', val='val', valid='val', validation='val', test='test',
+    testing='test',
+)  # fmt: skip
+_IGNORED = 255
+
+
+@dataclass
+class Picture:
+    """A picture and what is annotated in it.
+
+    Attributes:
+        path: The file.
+        part: 'train', 'val', 'test', or '' if no name of a folder or file says so.
+        size: (height, width), of boxes.
+        objects: Entries of COCO's JSON, in which the name of the class is 'category'.
+        target: The file of its label map, or its class.
+        id: Its id in COCO's JSON.
+    """
+
+    path: Path
+    part: str
+    size: tuple[int, int] = (0, 0)
+    objects: list[dict[str, Any]] = field(default_factory=list)
+    target: Any = None
+    id: Any = None
+
+    @property
+    def classes(self) -> set[Any]:
+        """The names of what is annotated in it, unless it has a label map."""
+        return {self.target, *(entry['category'] for entry in self.objects)}
+
+
+@contextmanager
+def _reading(path: Path, format: str) -> Iterator[None]:
+    """Names the file in which an error occurs."""
+    try:
+        yield
+    except (AttributeError, LookupError, SyntaxError, TypeError, ValueError, YAMLError) as error:
+        raise DataError(
+            f'{os.fspath(path)!r} cannot be read as {format} ({type(error).__name__}: {error}): '
+            'correct it, or move it out of the folder'
+        ) from error
+
+
+@dataclass
+class OwnFolder:
+    """The annotated pictures of a folder; `task` is 'boxes', 'masks', 'maps' or 'classes'."""
+
+    root: Path
+    format: str
+    task: str
+    classes: tuple[str, ...]
+    train: list[Picture]
+    val: list[Picture]
+    notes: list[str]
+
+
+Read = tuple[list[str], list[Picture]] | None
+
+
+def read_folder(root: Path) -> OwnFolder:
+    """Reads a folder; without a validation part every fifth picture is held out.
+
+    Raises:
+        DataError: It is in none of the formats, or a file in it cannot be read.
+    """
+    if not root.is_dir():
+        raise DataError(f'there is no folder {os.fspath(root)!r}')
+    files = sorted(path for path in root.rglob('*') if path.is_file())
+    images = [path for path in files if path.suffix.lower() in SUFFIXES]
+    reads = ((name, read(root, files, images)) for name, read in _FORMATS.items())
+    name, (classes, pictures) = next(((n, r) for n, r in reads if r is not None), ('', ([], [])))
+    if not name:
+        raise DataError(
+            f'{os.fspath(root)!r} has {len(images)} pictures, and no annotations that are read: '
+            "COCO's JSON, YOLO's data.yaml with labels/*.txt, Pascal VOC's XML, a PNG of one "
+            'channel for each picture, or a folder of pictures for each class'
+        )
+    tested = [p for p in pictures if p.part == 'test']
+    pictures = [p for p in pictures if p.part != 'test']
+    notes = [f'{len(tested)} pictures of the test part are left out'] if tested else []
+    val = [p for p in pictures if p.part == 'val']
+    train = [p for p in pictures if p.part != 'val']
+    if not val or not train:
+        train = [p for number, p in enumerate(pictures) if number % 5 != 2]
+        val = pictures[2::5]
+        notes.append(f'{len(val)} of the pictures are held out for validation, as no folder is')
+    task = {'label maps': 'maps', 'classes': 'classes'}.get(name, 'boxes')
+    if task == 'boxes':
+        objects = [o for p in train for o in p.objects if not o.get('iscrowd')]
+        masks = sum(bool(o.get('segmentation')) for o in objects)
+        task = 'masks' if 0 < masks == len(objects) else 'boxes'
+        if 0 < masks < len(objects):
+            notes.append(f'{len(objects) - masks} of {len(objects)} objects have no mask: boxes')
+        present = {o['category'] for p in pictures for o in p.objects}
+        classes = [name for name in classes if name in present]
+    if not classes or not train or not val:
+        raise DataError(
+            f'{os.fspath(root)!r} ({name}) has {len(train)} pictures to train, {len(val)} to '
+            f'validate, and annotations of {len(classes)} classes: it needs some of each'
+        )
+    return OwnFolder(root, name, task, tuple(classes), train, val, notes)
+
+
+def _part(path: Path, root: Path) -> str:
+    """The part of the data that folders, or the name of an annotation file, say."""
+    inner = path.relative_to(root)
+    names = [*inner.parts[:-1], *(re.split(r'[\W_]', inner.stem) if path.suffix == '.json' else ())]
+    return next((_PARTS[name.lower()] for name in names if name.lower() in _PARTS), '')
+
+
+class _Pictures:
+    """Finds the pictures that annotations name, by file name or by `stem`."""
+
+    def __init__(self, root: Path, images: Sequence[Path], key: str = 'stem') -> None:
+        self.root, self.key = root, key
+        self.paths: dict[str, list[Path]] = {}
+        for path in images:
+            self.paths.setdefault(getattr(path, key), []).append(path)
+
+    def find(self, name: str, source: Path) -> Path:
+        """The picture of a name, of the same part as its annotations and the nearest to them."""
+        name = name.replace('\\', '/').removeprefix('./')
+
+        def likeness(path: Path) -> tuple[bool, bool, int]:
+            common = os.path.commonpath([path.parent, source.parent])
+            part = _part(path, self.root) == _part(source, self.root)
+            return path.as_posix().endswith(name), part, len(common)
+
+        found = self.paths.get(getattr(Path(name), self.key))
+        if not found:
+            raise DataError(
+                f'{os.fspath(source)!r} annotates {name!r}, which is not among the pictures in '
+                f'{os.fspath(self.root)!r}'
+            )
+        return max(found, key=likeness)
+
+
+def _coco(root: Path, files: list[Path], images: list[Path]) -> Read:
+    contents = {}
+    for path in (path for path in files if path.suffix == '.json'):
+        with _reading(path, 'JSON'):
+            content = json.loads(path.read_text(encoding='utf-8'))
+            if isinstance(content, dict) and {'images', 'annotations', 'categories'} <= {*content}:
+                contents[path] = content
+    # COCO's own folder has captions and keypoints of the same pictures, too.
+    contents = {p: c for p, c in contents.items() if 'instances' in p.name} or contents
+    by_name, pictures, names = _Pictures(root, images, 'name'), [], {}
+    for path, content in contents.items():
+        with _reading(path, 'COCO'):
+            categories = {
+                category['id']: str(category['name']) for category in content['categories']
+            }
+            objects: dict[Any, list[dict]] = {image['id']: [] for image in content['images']}
+            for entry in content['annotations']:
+                named = dict(entry, category=categories[entry['category_id']])
+                objects[entry['image_id']].append(named)
+            for image in content['images']:
+                file = by_name.find(image['file_name'], path)
+                part = _part(path, root) or _part(file, root)
+                size = image['height'], image['width']
+                # The ids of several files may be the same.
+                number = image['id'] if len(contents) == 1 else None
+                pictures.append(Picture(file, part, size, objects[image['id']], id=number))
+            names.update(dict.fromkeys(categories.values()))
+    return (list(names), pictures) if contents else None
+
+
+def _yolo(root: Path, files: list[Path], images: list[Path]) -> Read:
+    yamls = (path for path in files if path.suffix in ('.yaml', '.yml'))
+    contents = (yaml.safe_load(path.read_text(encoding='utf-8')) for path in yamls)
+    names = next((c['names'] for c in contents if isinstance(c, dict) and 'names' in c), None)
+    if names is None:
+        return None
+    names = names if isinstance(names, dict) else dict(enumerate(names))
+    labels = [
+        path for path in files if path.suffix == '.txt' and 'labels' in path.relative_to(root).parts
+    ]
+    by_stem = _Pictures(root, images)
+    # A picture without a file has no object.
+    annotated = {by_stem.find(path.name, path): path for path in labels}
+    pictures = []
+    for image in images:
+        picture = Picture(image, _part(image, root), picture_size(image))
+        if (path := annotated.get(image)) is not None:
+            with _reading(path, 'YOLO'):
+                lines = [[*map(float, line.split())] for line in path.read_text().split('\n')]
+                picture.objects += [
+                    _yolo_object(names[n], rest, picture) for n, *rest in filter(None, lines)
+                ]
+        pictures.append(picture)
+    return list(map(str, names.values())), pictures
+
+
+def _yolo_object(name: str, numbers: list[float], picture: Picture) -> dict[str, Any]:
+    """A box (centre, width and height) or a polygon, in fractions of the picture."""
+    if len(numbers) not in (4, *range(6, 10**6, 2)) or not -0.01 < min(numbers) <= max(numbers) < 2:
+        raise ValueError(f'{numbers} are neither a box nor a polygon in fractions of the picture')
+    height, width = picture.size
+    numbers = [number * (height if i % 2 else width) for i, number in enumerate(numbers)]
+    if len(numbers) == 4:
+        x, y, w, h = numbers
+        return _object(name, x - w / 2, y - h / 2, x + w / 2, y + h / 2)
+    xs, ys = numbers[::2], numbers[1::2]
+    return _object(name, min(xs), min(ys), max(xs), max(ys), segmentation=[numbers])
+
+
+def _object(
+    name: str, left: float, top: float, right: float, bottom: float, **more: Any
+) -> dict[str, Any]:
+    box = [left, top, right - left, bottom - top]
+    return {'category': str(name), 'bbox': box, 'area': box[2] * box[3], 'iscrowd': 0, **more}
+
+
+def _voc(root: Path, files: list[Path], images: list[Path]) -> Read:
+    by_stem, pictures = _Pictures(root, images), []
+    for path in (path for path in files if path.suffix == '.xml'):
+        with _reading(path, 'Pascal VOC'):
+            tree = ElementTree.parse(path).getroot()
+            if tree.tag != 'annotation':
+                continue
+            image = by_stem.find(path.name, path)
+            picture = Picture(image, _part(image, root), picture_size(image))
+            for item in tree.iter('object'):
+                sides = [float(item.findtext(f'bndbox/{side}', '')) for side in _SIDES]
+                # An evaluation ignores these, as VOC's does.
+                difficult = item.findtext('difficult', '0').strip() == '1'
+                name = item.findtext('name', '').strip()
+                picture.objects.append(_object(name, *sides) | dict(iscrowd=int(difficult)))
+            pictures.append(picture)
+    names = sorted({entry['category'] for picture in pictures for entry in picture.objects})
+    return (names, pictures) if pictures else None
+
+
+_SIDES = ('xmin', 'ymin', 'xmax', 'ymax')
+
+
+def _maps(root: Path, files: list[Path], images: list[Path]) -> Read:
+    modes = {p: open_image(p)[0].mode for p in images if p.suffix.lower() == '.png'}
+    maps = [path for path, mode in modes.items() if mode in ('L', 'P', '1', 'I', 'I;16')]
+    by_stem = _Pictures(root, sorted({*images} - {*maps}))
+    pairs = {}
+    for path in maps:
+        # Roboflow adds the suffix.
+        stem = re.sub('_mask$', '', path.stem)
+        if stem in by_stem.paths:
+            pairs[by_stem.find(f'{stem}.png', path)] = path
+    if not pairs or len(pairs) < len(maps):
+        return None
+    numbers = np.unique([n for path in maps for n in np.unique(np.asarray(open_image(path)[0]))])
+    count = int(numbers[numbers != _IGNORED].max(initial=0)) + 1
+    listed = next((path for path in files if path.name in ('classes.txt', 'labels.txt')), None)
+    names = listed.read_text().split('\n') if listed else []
+    names = [name.strip() for name in names if name.strip()]
+    names += [f'class {number}' for number in range(len(names), count)]
+    return names, [Picture(path, _part(path, root), target=map) for path, map in pairs.items()]
+
+
+def _folders(root: Path, files: list[Path], images: list[Path]) -> Read:
+    inner = [path.relative_to(root).parts for path in images]
+    parts = bool(inner) and all(names[0].lower() in _PARTS for names in inner)
+    if any(len(names) < 2 + parts for names in inner):
+        return None
+    pictures = [
+        Picture(path, _PARTS[names[0].lower()] if parts else '', target=names[parts])
+        for path, names in zip(images, inner, strict=True)
+    ]
+    classes = sorted({picture.target for picture in pictures})
+    return (classes, pictures) if len(classes) > 1 else None
+
+
+_FORMATS: dict[str, Callable[[Path, list[Path], list[Path]], Read]] = {
+    'YOLO': _yolo, 'COCO': _coco, 'Pascal VOC': _voc, 'label maps': _maps, 'classes': _folders,
+}  # fmt: skip
+
+
+def picture_size(path: Path) -> tuple[int, int]:
+    """(height, width), upright; a DataError if a file is no image."""
+    facts = read_image(os.fspath(path))
+    if facts.problem or facts.size is None:
+        raise DataError(f'{os.fspath(path)!r} is among the {facts.problem or "too large images"}')
+    return facts.size
+
+
+def write_lists(data: OwnFolder, out: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Writes the list of each part, for boxes and masks as COCO's JSON; yields its arguments."""
+    for part, pictures in (('train', data.train), ('val', data.val)):
+        names = [picture.path.relative_to(data.root) for picture in pictures]
+        path = out / f'{part}.{"json" if data.task in ("boxes", "masks") else "txt"}'
+        arguments: dict[str, Any] = dict(ann_file=os.fspath(path))
+        if path.suffix == '.json':
+            path.write_text(json.dumps(_as_coco(data.classes, pictures, names)), encoding='utf-8')
+            yield part, arguments | dict(data_prefix=dict(img=''))
+            continue
+        if data.task == 'classes':
+            lines = [
+                f'{name.as_posix()} {data.classes.index(picture.target)}'
+                for name, picture in zip(names, pictures, strict=True)
+            ]
+            arguments['data_prefix'] = ''
+        else:
+            lines = [name.stem for name in names]
+            maps = [picture.target.relative_to(data.root) for picture in pictures]
+            kinds = {
+                (name.parent, name.suffix, map.parent, map.name.removeprefix(name.stem))
+                for name, map in zip(names, maps, strict=True)
+            }
+            if len(kinds) > 1:
+                raise DataError(
+                    f'the pictures of {part}, or their label maps, have several folders or '
+                    f'suffixes ({", ".join(sorted({str(Path(*kind[:2])) for kind in kinds}))}): '
+                    'put each kind into one folder'
+                )
+            folder, suffix, map_folder, map_suffix = kinds.pop()
+            arguments |= dict(
+                data_prefix=dict(img_path=str(folder), seg_map_path=str(map_folder)),
+                img_suffix=suffix,
+                seg_map_suffix=map_suffix,
+            )
+        path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
+        yield part, arguments
+
+
+def _as_coco(classes: Sequence[str], pictures: list[Picture], names: list[Path]) -> dict[str, Any]:
+    numbers = {name: number for number, name in enumerate(classes, 1)}
+    images: list[dict] = []
+    annotations: list[dict] = []
+    for count, (picture, name) in enumerate(zip(pictures, names, strict=True), 1):
+        number = count if picture.id is None else picture.id
+        height, width = picture.size
+        images.append(dict(id=number, file_name=name.as_posix(), height=height, width=width))
+        for entry in picture.objects:
+            ids = dict(image_id=number, category_id=numbers[entry['category']])
+            if picture.id is None:
+                ids['id'] = len(annotations) + 1
+            annotations.append(entry | ids)
+    categories = [dict(id=number, name=name) for name, number in numbers.items()]
+    return dict(images=images, annotations=annotations, categories=categories)

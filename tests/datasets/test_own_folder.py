@@ -1,0 +1,211 @@
+"""Folders as annotation tools export them: what is read, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmvttt.errors import DataError
+from mmvttt.openmmlab.datasets.own_folder import read_folder, write_lists
+
+WIDTH, HEIGHT = 40, 30
+POLYGON = [4.0, 3.0, 20.0, 3.0, 20.0, 15.0]
+
+
+def picture(path: Path, mode: str = 'RGB') -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, (WIDTH, HEIGHT), 1 if mode == 'L' else (9, 90, 200)).save(path)
+
+
+def text(path: Path, content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def coco(names: list[str], first: int = 7, mask: list | None = None) -> dict:
+    """One cat in each picture; a category of the project that no box has."""
+    images = [
+        dict(id=first + i, file_name=name, width=WIDTH, height=HEIGHT)
+        for i, name in enumerate(names)
+    ]
+    box = dict(bbox=[4, 3, 16, 12], area=192, iscrowd=0, category_id=3, segmentation=mask or [])
+    boxes = [dict(box, id=90 + i, image_id=image['id']) for i, image in enumerate(images)]
+    return dict(
+        images=images,
+        annotations=boxes,
+        categories=[dict(id=0, name='project'), dict(id=3, name='cat')],
+    )
+
+
+def lists(root: Path, out: Path) -> tuple[dict, dict]:
+    parts = dict(write_lists(read_folder(root), out))
+    return tuple(json.loads(Path(parts[part]['ann_file']).read_text()) for part in ('train', 'val'))
+
+
+def test_roboflow_keeps_ids_and_drops_what_has_no_box(tmp_path: Path) -> None:
+    root = tmp_path / 'set'
+    for part, names in (('train', 'abc'), ('valid', 'ab'), ('test', 'd')):
+        for name in names:
+            picture(root / part / f'{name}.jpg')
+        text(root / part / '_annotations.coco.json', coco([f'{n}.jpg' for n in names]))
+    data = read_folder(root)
+    assert (data.format, data.task, data.classes) == ('COCO', 'boxes', ('cat',))
+    # The files of the same name are those of the same part.
+    train, val = lists(root, tmp_path)
+    assert [i['file_name'] for i in train['images']] == [
+        'train/a.jpg',
+        'train/b.jpg',
+        'train/c.jpg',
+    ]
+    assert [i['file_name'] for i in val['images']] == ['valid/a.jpg', 'valid/b.jpg']
+    assert train['annotations'][2]['bbox'] == [4, 3, 16, 12]
+    assert {a['category_id'] for a in train['annotations']} == {1}
+    assert train['categories'] == [dict(id=1, name='cat')]
+
+
+def test_cvat_with_masks_and_a_crowd_is_held_out_by_a_fifth(tmp_path: Path) -> None:
+    root = tmp_path / 'set'
+    names = [f'{n}.png' for n in range(10)]
+    for name in names:
+        picture(root / 'images' / name)
+    content = coco(names, mask=[POLYGON])
+    content['annotations'][0].update(iscrowd=1, segmentation=dict(size=[30, 40], counts=[1200]))
+    text(root / 'annotations' / 'instances_default.json', content)
+    text(root / 'annotations' / 'captions_default.json', dict(content, categories=[]))
+    assert read_folder(root).task == 'masks'
+    train, val = lists(root, tmp_path)
+    assert [i['id'] for i in val['images']] == [9, 14]
+    assert train['annotations'][0]['segmentation'] == dict(size=[30, 40], counts=[1200])
+    assert train['annotations'][0]['id'] == 90
+    assert {i['id'] for i in train['images']} == {*range(7, 17)} - {9, 14}
+
+
+@pytest.mark.parametrize('parts', ['{part}/{kind}', '{kind}/{part}'])
+@pytest.mark.parametrize('names', ["['cat', 'dog']", '{0: cat, 1: dog}'])
+def test_yolo(parts: str, names: str, tmp_path: Path) -> None:
+    root = tmp_path / 'set'
+    for part in ('train', 'val'):
+        for name in 'ab':
+            picture(root / parts.format(part=part, kind='images') / f'{name}.jpg')
+        text(root / parts.format(part=part, kind='labels') / 'a.txt', '1 0.5 0.5 0.25 0.2\n\n')
+    # The path is wrong from the file's own folder, as Roboflow writes it.
+    text(root / 'data.yaml', f'train: ../train/images\nnames: {names}\n')
+    data = read_folder(root)
+    assert (data.classes, len(data.train), len(data.val)) == (('dog',), 2, 2)
+    (box,) = data.train[0].objects
+    assert box['bbox'] == pytest.approx([15, 12, 10, 6])
+    assert data.train[1].objects == []
+
+
+def test_yolo_polygons_are_masks(tmp_path: Path) -> None:
+    for name in 'ab':
+        picture(tmp_path / 'images' / f'{name}.jpg')
+        text(tmp_path / 'labels' / f'{name}.txt', '0 0.1 0.1 0.5 0.1 0.5 0.5')
+    text(tmp_path / 'data.yaml', 'names: [cat]')
+    for part in ('images', 'labels'):
+        (tmp_path / part).rename(tmp_path / part)
+    with pytest.raises(DataError, match='1 classes'):
+        read_folder(tmp_path)  # two pictures: none to validate
+    picture(tmp_path / 'images' / 'c.jpg')
+    data = read_folder(tmp_path)
+    assert data.task == 'masks'
+    assert data.train[0].objects[0]['bbox'] == pytest.approx([4, 3, 16, 12])
+    assert data.train[0].objects[0]['segmentation'][0] == pytest.approx(POLYGON)
+
+
+@pytest.mark.parametrize('folder', ['', 'xml'])
+def test_voc_beside_and_apart(folder: str, tmp_path: Path) -> None:
+    for name in 'abcde':
+        picture(tmp_path / f'{name}.jpg')
+        entry = '<object><name>dog</name><difficult>{}</difficult><bndbox><xmin>4</xmin>'
+        entry += '<ymin>3</ymin><xmax>20</xmax><ymax>15</ymax></bndbox></object>'
+        content = f'<annotation>{entry.format(0)}{entry.format(1)}</annotation>'
+        text(tmp_path / folder / f'{name}.xml', content)
+    data = read_folder(tmp_path)
+    assert (data.format, data.classes, len(data.train), len(data.val)) == (
+        'Pascal VOC',
+        ('dog',),
+        4,
+        1,
+    )
+    assert [(o['bbox'], o['iscrowd']) for o in data.train[0].objects] == [
+        ([4, 3, 16, 12], 0),
+        ([4, 3, 16, 12], 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ('images', 'maps', 'suffix'),
+    [('{part}', '{part}', '_mask'), ('img/{part}', 'ann/{part}', ''), ('{part}/x', '{part}/y', '')],
+)
+def test_label_maps(images: str, maps: str, suffix: str, tmp_path: Path) -> None:
+    root = tmp_path / 'set'
+    for part in ('train', 'val'):
+        for name in 'ab':
+            picture(root / images.format(part=part) / f'{name}.jpg')
+            picture(root / maps.format(part=part) / f'{name}{suffix}.png', 'L')
+    data = read_folder(root)
+    assert (data.task, data.classes) == ('maps', ('class 0', 'class 1'))
+    text(root / 'classes.txt', 'soil\ncrop\nweed\n')
+    assert read_folder(root).classes == ('soil', 'crop', 'weed')
+    arguments = dict(write_lists(data, tmp_path))['val']
+    assert Path(arguments['ann_file']).read_text().split() == ['a', 'b']
+    for key, wanted in (('img_path', images), ('seg_map_path', maps)):
+        assert arguments['data_prefix'][key] == wanted.format(part='val')
+    assert (arguments['img_suffix'], arguments['seg_map_suffix']) == ('.jpg', f'{suffix}.png')
+
+
+@pytest.mark.parametrize('parts', [True, False])
+def test_class_folders(parts: bool, tmp_path: Path) -> None:
+    root = tmp_path / 'set'
+    for part in ('train', 'val') if parts else ('',):
+        for label in ('train', 'bus'):  # a class of that name
+            for name in range(5):
+                picture(root / part / label / f'{name}.jpg')
+    data = read_folder(root)
+    assert (data.task, data.classes) == ('classes', ('bus', 'train'))
+    assert len(data.val) == (10 if parts else 2)
+    arguments = dict(write_lists(data, tmp_path))['val']
+    lines = Path(arguments['ann_file']).read_text().split('\n')
+    assert lines[-2] == f'{"val/" if parts else ""}train/{4 if parts else 2}.jpg 1'
+
+
+@pytest.mark.parametrize(
+    ('label', 'message'),
+    [
+        ('2 0.5 0.5 0.2 0.2', "a.txt' cannot be read as YOLO"),
+        ('0 150 120 30 40', 'in fractions'),
+        ('0 0.5 0.5 0.2', 'neither a box nor a polygon'),
+        ('cat 0.5 0.5 0.2 0.2', 'could not convert'),
+    ],
+)
+def test_yolo_names_the_file_that_is_wrong(label: str, message: str, tmp_path: Path) -> None:
+    picture(tmp_path / 'images' / 'a.jpg')
+    text(tmp_path / 'labels' / 'a.txt', label)
+    text(tmp_path / 'data.yaml', 'names: [cat, dog]')
+    with pytest.raises(DataError, match=message):
+        read_folder(tmp_path)
+
+
+def test_a_missing_picture_and_an_unknown_folder_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match='there is no folder'):
+        read_folder(tmp_path / 'nowhere')
+    picture(tmp_path / 'a.jpg')
+    with pytest.raises(DataError, match='1 pictures, and no annotations'):
+        read_folder(tmp_path)
+    text(tmp_path / 'annotations.json', coco(['a.jpg', 'b.jpg']))
+    with pytest.raises(DataError, match=r"'b\.jpg'"):
+        read_folder(tmp_path)
+    text(tmp_path / 'annotations.json', dict(coco(['a.jpg']), categories=[]))
+    with pytest.raises(DataError, match='cannot be read as COCO'):
+        read_folder(tmp_path)
+
+
+def test_one_channel_photographs_in_class_folders_are_no_label_maps(tmp_path: Path) -> None:
+    for label in ('cell', 'dust'):
+        for name in range(4):
+            picture(tmp_path / label / f'{label}{name}.png', 'L')
+    assert read_folder(tmp_path).task == 'classes'
+    assert np.asarray(Image.open(tmp_path / 'cell' / 'cell0.png')).max() == 1
