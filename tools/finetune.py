@@ -8,6 +8,7 @@ example: python tools/finetune.py photos
 
 from functools import partial
 
+import mmvttt
 from mmvttt import cli
 
 
@@ -22,9 +23,7 @@ def main() -> None:
     add('--steps', type=cli.positive, help=help)
     args = parser.parse_args()
     with cli.plain_errors():
-        from mmvttt.openmmlab.apis.finetune import finetune
-
-        finetune(**vars(args), say=partial(print, flush=True))
+        mmvttt.finetune(**vars(args), say=partial(print, flush=True))
 
 
 if __name__ == '__main__':

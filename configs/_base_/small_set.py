@@ -1,5 +1,5 @@
-# For tens to thousands of pictures, beside the config of any model: AdamW whose warm-up is a twentieth
-# of the steps, however many they are, and augmentations. `mmvttt finetune` writes configs with it.
+# For tens to thousands of pictures, beside the config of any model: AdamW whose warm-up is a
+# twentieth of the steps, however many they are, and augmentations, which `mmvttt finetune` uses.
 small_set = dict(
     optim_wrapper=dict(
         _delete_=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -111,6 +112,7 @@ def finetune(
         UsageError: `start` is of another task, or the work directory is of another training.
         CheckpointError: The weights cannot be read or downloaded.
     """
+    say = _beside_the_log(say)
     root = Path(folder).expanduser().resolve()
     out = Path(work_dir or Path('work_dirs', f'finetune_{root.name}')).resolve()
     data = read_folder(root)
@@ -161,6 +163,17 @@ def _quiet(log: Path) -> Iterator[None]:
     """Sends what the toolboxes print to a file."""
     with open(log, 'a', encoding='utf-8') as file, redirect_stdout(file), redirect_stderr(file):
         yield
+
+
+def _beside_the_log(say: Callable[[str], None]) -> Callable[[str], None]:
+    """`say`, which prints to the present stdout while `_quiet` sends it to a file."""
+    stdout = sys.stdout
+
+    def line(text: str) -> None:
+        with redirect_stdout(stdout):
+            say(text)
+
+    return line
 
 
 class _Progress(Hook):
