@@ -64,11 +64,15 @@ def load(
 
 
 def finetune(folder: str | os.PathLike[str], start: str | None = None, **options: Any) -> Predictor:
-    """Trains on a folder of pictures: see `mmvttt.openmmlab.apis.finetune.finetune`."""
-    _require_openmmlab('a training')
-    from .openmmlab.apis import finetune as apis
+    """Trains on a folder of pictures, from the published weights of the name `start`.
 
-    return apis.finetune(folder, start, **options)
+    The options, and what is raised, are those of `mmvttt.openmmlab.apis.finetune.finetune`.
+    """
+    named = None if start is None else resolve(start)
+    _require_openmmlab('a training')
+    from .openmmlab.apis.finetune import finetune
+
+    return finetune(folder, named, **options)
 
 
 def _require_openmmlab(what: str) -> None:

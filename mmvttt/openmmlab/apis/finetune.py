@@ -16,7 +16,6 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from mmvttt.by_name import resolve
 from mmvttt.checkpoints.published import PUBLISHED, SCHEME
 from mmvttt.checkpoints.sources import located
 from mmvttt.errors import CheckpointError, DataError, UsageError
@@ -86,7 +85,7 @@ randomness = dict(seed=0)
 
 def finetune(
     folder: str | os.PathLike[str],
-    start: str | None = None,
+    start: tuple[str, str] | None = None,
     *,
     work_dir: str | os.PathLike[str] | None = None,
     steps: int | None = None,
@@ -97,8 +96,8 @@ def finetune(
     Args:
         folder: COCO's JSON as Roboflow and CVAT export it, YOLO, Pascal VOC, pictures with label
             maps, or a folder for each class. Without a validation part a fifth is held out.
-        start: The name of published weights, as `mmvttt.load` takes it. By default a detector of
-            COCO where there is a GPU and its file can be had, else a small model of mmvttt's.
+        start: A config and its weights. By default a detector of COCO where there is a GPU and its
+            file can be had, else a small model of mmvttt's.
         work_dir: Folder of the config, the run and the pictures; default:
             `work_dirs/finetune_FOLDER`.
         steps: Length of the training; default: by the number of pictures and the machine.
@@ -123,7 +122,7 @@ def finetune(
     for note in data.notes:
         say(f'  {note}')
     config, run = out / 'config.py', out / 'run'
-    command = f'# mmvttt finetune {root}{f" --from {start}" if start else ""}'
+    command = f'# mmvttt finetune {root}{f" --from {start[0]}" if start else ""}'
     if not config.exists():
         base, weights = _choose(start, data.task, say)
         out.mkdir(parents=True, exist_ok=True)
@@ -203,25 +202,26 @@ class _Progress(Hook):
         )
 
 
-def _choose(start: str | None, task: str, say: Callable[[str], None]) -> tuple[str, str | None]:
+def _choose(
+    start: tuple[str, str] | None, task: str, say: Callable[[str], None]
+) -> tuple[str, str | None]:
     """The config, and the weights to start from; None where the config itself names them."""
     toolbox, small = _TASKS[task][:2]
     if start is None and toolbox == 'mmdet' and torch.cuda.is_available():
-        config, weights = resolve(_COCO)
         try:
-            located(weights)
-            return config, weights
+            located(f'{SCHEME}{_COCO}')
+            return _COCO, f'{SCHEME}{_COCO}'
         except CheckpointError as error:
             say(f'  {_COCO} is not the start: {error}')
     if start is None:
         return small, f'{SCHEME}{small}' if small in PUBLISHED else None
-    config, weights = resolve(start)
+    config, weights = start
     scope = load_config(config, needed=('model',)).get('default_scope')
     if scope == toolbox:
         return config, weights
     if f"'{weights}'" not in str(load_config(small).model):
         raise UsageError(
-            f'--from {start} is a model of {scope}, and {task} need one of {toolbox}: leave --from '
+            f'--from {config} is a model of {scope}, and {task} need one of {toolbox}: leave it '
             f'out, which starts from {small}'
         )
     return small, None
