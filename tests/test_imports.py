@@ -101,7 +101,8 @@ def test_the_protection_knows_no_model_and_no_op() -> None:
     """Nor what lies beside it in the plugin, or above."""
     plugin = {f'mmvttt.openmmlab.{name}' for name in ('registry', 'unwrap', 'reliability')}
     allowed = plugin | {
-        f'mmvttt.{name}' for name in ('arguments', 'checkpoints', 'errors', 'outputs', 'version')
+        f'mmvttt.{name}'
+        for name in ('arguments', 'checkpoints', 'errors', 'outputs', 'pictures', 'version')
     }
     for name, used in USES.items():
         if room(name) == 'mmvttt.openmmlab.reliability':

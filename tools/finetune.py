@@ -3,7 +3,7 @@
 The folder is COCO's JSON as Roboflow and CVAT export it, YOLO, Pascal VOC, pictures with label
 maps, or a folder for each class. The same line resumes a stopped training.
 
-example: python tools/finetune.py photos
+example: mmvttt finetune photos
 """
 
 from functools import partial
