@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -194,6 +195,11 @@ def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
         if (sentence := missing(error.name or '')) is None:
             raise
         message = sentence
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        place = f'{error.filename!r} cannot be written' if error.filename else 'nothing is written'
+        message = f'{place}, because the disk is full: make room, and start again'
     else:
         return
     if launcher == 'none' or os.environ.get('LOCAL_RANK', '0') == '0':

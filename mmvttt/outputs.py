@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from .errors import UsageError
 
@@ -18,8 +19,11 @@ def check_new_folder(path: str | os.PathLike[str]) -> None:
     folder = Path(path).absolute()
     while not os.path.lexists(folder):
         folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        reason = 'read-only' if folder.is_dir() else 'not a folder'
+    try:
+        # Nothing else is certain: root is granted every permission, also where nothing can be made.
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
         raise UsageError(
-            f'nothing can be written to {str(folder)!r}, which is {reason}: give another path'
-        )
+            f'nothing can be written to {str(folder)!r} ({error.strerror}): give another path'
+        ) from error

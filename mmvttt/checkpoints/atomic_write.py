@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import disk_usage
 
 # `.epoch_3.pth.1234.partial`: hidden, so that no pattern for checkpoints finds it.
 PARTIAL = '.partial'
@@ -19,7 +21,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     At the end of the block the file is flushed to disk and renamed to `path`, which always has
     either the old or the whole new content. After an error it is removed. A link is replaced, not
-    followed: its target may belong to another program. A missing folder is created.
+    followed: its target may belong to another program. A missing folder is created. A full disk
+    is an OSError with `errno.ENOSPC`, whatever the writer raises.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -32,8 +35,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         with open(partial, 'rb+') as file:
             os.fsync(file.fileno())
         os.replace(partial, target)
-    except BaseException:
+    except BaseException as error:
+        # torch reports a full disk as "unexpected pos".
+        full = isinstance(error, Exception) and not disk_usage(target.parent).free
         partial.unlink(missing_ok=True)
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(target)) from error
         raise
     if os.name == 'posix':
         # The new name is an entry of the folder, which must be flushed too.

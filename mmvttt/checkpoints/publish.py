@@ -100,8 +100,11 @@ def publish_checkpoint(
         if half and weight.dtype == torch.float32 and weight.half().isfinite().all():
             published[name] = weight.detach().half()
     # The rest is about the machine and the run.
-    classes = {key: value for key, value in _meta(content).items() if key == 'dataset_meta'}
+    about = _meta(content)
+    classes = {key: value for key, value in about.items() if key == 'dataset_meta'}
     meta = dict(classes, mmvttt_version=__version__)
+    if isinstance(settings := about.get('settings'), dict):
+        meta['settings'] = {k: v for k, v in settings.items() if 'data_preprocessor.' in str(k)}
     if out.suffix == '.pth':
         buffer = io.BytesIO()
         torch.save({'state_dict': published, 'meta': meta}, buffer)

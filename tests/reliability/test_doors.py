@@ -16,10 +16,13 @@ from mmvttt.openmmlab import registry as registries
 from mmvttt.openmmlab.apis import train
 
 SHORT = {'train_cfg.max_epochs': 1}
+# A process that looks into its own folder keeps its lock.
 HOLD = """
 import time
+from pathlib import Path
 from mmvttt.openmmlab.reliability.run_lock import RunLock
 lock = RunLock('a')
+Path('a/.lock').read_bytes()
 print('locked', flush=True)
 time.sleep(600)
 """
@@ -41,7 +44,7 @@ REFUSED = {
 
 def contents() -> dict[str, bytes]:
     """The files of the work directory, but for logs, in folders, and the lock."""
-    files = (p for p in Path('a').iterdir() if p.is_file() and p.name != '.lock')
+    files = (p for p in Path('a').iterdir() if p.is_file() and '.lock' not in p.name)
     return {p.name: p.read_bytes() for p in files}
 
 
@@ -85,7 +88,14 @@ def test_the_folder_is_locked_before_anything_is_built(
 
 
 def test_links_in_the_folder_are_not_followed(run: Callable) -> None:
-    names = ['.lock', 'last_checkpoint', 'epoch_1.pth', 'tiny_config.py', 'best_mse_epoch_1.pth']
+    names = [
+        '.lock',
+        '.lock_holder',
+        'last_checkpoint',
+        'epoch_1.pth',
+        'tiny_config.py',
+        'best_mse_epoch_1.pth',
+    ]
     Path('a').mkdir()
     for name in names:
         Path(f'precious_{name}').write_text('mine')

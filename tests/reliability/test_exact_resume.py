@@ -15,6 +15,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.dataset import DefaultSampler
+from mmengine.hooks import EarlyStoppingHook
 from mmengine.runner import EpochBasedTrainLoop
 
 from mmvttt.errors import DataError, ResumeError, UsageError
@@ -47,7 +48,7 @@ def last(folder: str) -> dict:
     return load_safely(path)
 
 
-def assert_same_end(folder: str, expected: str) -> None:
+def assert_same_end(folder: str, expected: str, steps: int = 18) -> None:
     """Weights, averaged weights, statistics, optimizer and schedules of two runs' ends agree."""
     ends = last(folder), last(expected)
     for part in ('state_dict', 'ema_state_dict', 'optimizer', 'param_schedulers'):
@@ -56,7 +57,7 @@ def assert_same_end(folder: str, expected: str) -> None:
         for a, b in zip(one, other, strict=True):
             assert type(a) is type(b)
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-    assert ends[0]['meta']['iter'] == ends[1]['meta']['iter'] == 18
+    assert ends[0]['meta']['iter'] == ends[1]['meta']['iter'] == steps
 
 
 @pytest.mark.parametrize(
@@ -151,6 +152,51 @@ def test_a_validation_that_a_kill_has_swallowed_is_made_up_for(
     assert rest.message_hub.get_info('resume_validated') == 18
     (one,), (other,) = (list(Path(d).glob('best_*')) for d in ('whole', 'parts'))
     assert one.name == other.name
+
+
+@pytest.mark.parametrize(
+    ('toolbox', 'metric', 'score'),
+    [
+        ('mmdet', 'DetectionScores', 'coco/bbox_mAP'),
+        ('mmseg', 'SegmentationScores', 'mIoU'),
+        ('mmpretrain', 'ClassificationScores', 'accuracy/top1'),
+    ],
+)
+def test_a_training_with_a_toolbox_s_own_scores(
+    run: Callable, toolbox: str, metric: str, score: str
+) -> None:
+    """Killed twice: best checkpoint, early stopping and averages go on."""
+    pytest.importorskip(toolbox)
+    early = dict(type='EarlyStoppingHook', monitor=score, rule='greater', patience=3, min_delta=0)
+    options = {
+        'val_evaluator.type': metric,
+        'default_hooks.checkpoint': dict(save_best=score, rule='greater', max_keep_ckpts=2),
+        'train_cfg.max_epochs': 9,
+        'randomness.seed': 2,
+    }
+
+    def train(folder: str, *hooks: dict, **kwargs: object) -> object:
+        custom = {'custom_hooks': [EMA, early, *hooks]}
+        return run(
+            'train', config='noisy', work_dir=folder, cfg_options={**options, **custom}, **kwargs
+        )
+
+    whole = train('whole')
+    for epoch in (2, 3):
+        with pytest.raises(KeyboardInterrupt):
+            train('parts', dict(type='Interrupt', epoch=epoch), resume='auto')
+    rest = train('parts', resume='auto')
+    assert rest.epoch == whole.epoch
+    assert_same_end('parts', 'whole', whole.iter)
+    bests = [sorted(p.name for p in Path(d).glob('*.pth')) for d in ('whole', 'parts')]
+    assert bests[0] == bests[1]
+    stops = [
+        (hook.wait_count, hook.best_score)
+        for runner in (whole, rest)
+        for hook in runner.hooks
+        if isinstance(hook, EarlyStoppingHook)
+    ]
+    assert stops[0] == stops[1]
 
 
 def config(**changes: object) -> Config:

@@ -9,7 +9,8 @@ import torch
 from mmengine.config import Config
 
 from mmvttt.errors import ResumeError
-from mmvttt.openmmlab.reliability.settings import flatten
+from mmvttt.openmmlab.reliability import settings
+from mmvttt.openmmlab.reliability.settings import flatten, training_settings
 
 BEST = {'default_hooks.checkpoint.save_best': 'mse', 'default_hooks.checkpoint.rule': 'less'}
 TWO = {'train_cfg.max_epochs': 2}
@@ -102,12 +103,34 @@ def test_warnings_name_every_other_setting(trained: Callable) -> None:
 
 
 def test_settings_that_end_like_a_place_are_none() -> None:
-    settings = dict(drop_path=0.1, max_per_img=100, data_root='a/', ann_file='b.json')
-    cfg = Config(dict(model=dict(backbone=settings), work_dir='c'))
+    backbone = dict(drop_path=0.1, max_per_img=100, data_root='a/', ann_file='b.json')
+    cfg = Config(dict(model=dict(backbone=backbone), work_dir='c'))
     assert dict(flatten(cfg)) == {
         'config.model.backbone.drop_path': '0.1',
         'config.model.backbone.max_per_img': '100',
     }
+
+
+@pytest.mark.parametrize(
+    ('preprocessor', 'named'),
+    [
+        (dict(mean=(123.0, 116, 103), std=[58, 57, 57.0], bgr_to_rgb=True), ()),
+        (dict(mean=[123, 116, 104], std=[58, 57, 57], bgr_to_rgb=True), ('mean',)),
+        (dict(mean=[123, 116, 103], std=[1, 1, 1], pad_size_divisor=32), ('bgr_to_rgb', 'std')),
+        (None, ('bgr_to_rgb', 'mean', 'std')),
+    ],
+)
+def test_a_file_says_how_its_images_were_prepared(
+    preprocessor: dict | None, named: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = dict(type='ImgDataPreprocessor', mean=[123.0, 116.0, 103.0], std=[58, 57, 57])
+    trained = training_settings(Config(dict(data_preprocessor={**there, 'bgr_to_rgb': True})))
+    texts: list[str] = []
+    monkeypatch.setattr(settings, 'print_log', lambda text, *_: texts.append(text))
+    model = dict(module=dict(data_preprocessor=preprocessor))
+    content = dict(meta=dict(settings=trained))
+    settings.warn_of_other_preparation(content, 'a.pth', Config(dict(model=model)))
+    assert [text.partition('data_preprocessor.')[2].partition('=')[0] for text in texts] == [*named]
 
 
 @pytest.mark.parametrize(

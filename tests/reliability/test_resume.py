@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mmvttt.errors import ResumeError
+from mmvttt.openmmlab.compat.checkpoints import load_safely
 from mmvttt.openmmlab.reliability import resume
 from mmvttt.openmmlab.reliability.data.contents import file_digest
 from mmvttt.openmmlab.reliability.resume import RUN_ID, latest_checkpoint, why_not_resumable
@@ -66,9 +67,11 @@ def test_last_checkpoint_may_point_elsewhere(tmp_path: Path) -> None:
     copied.unlink()
     for nonsense in ('', '\n', '/nowhere/epoch_9.pth', '\0' * 40, 'x' * 9000):
         pointer.write_text(nonsense)
-        assert latest_checkpoint(tmp_path / 'work') == (str(here), [])
+        latest, (problem,) = latest_checkpoint(tmp_path / 'work')
+        assert latest == str(here)
+        assert 'does not exist' in problem
     pointer.write_bytes(b'\xff\xfe')
-    assert latest_checkpoint(tmp_path / 'work') == (str(here), [])
+    assert latest_checkpoint(tmp_path / 'work')[0] == str(here)
 
 
 def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
@@ -99,7 +102,7 @@ def test_a_damaged_one_is_named_and_passed_over(tmp_path: Path, kind: str) -> No
 def test_weights_alone_cannot_be_resumed(tmp_path: Path) -> None:
     for changes in (dict(message_hub=None), dict(meta=None), dict(state_dict=None)):
         path = checkpoint(tmp_path / 'a.pth', **changes)
-        assert why_not_resumable(path).startswith('lacks meta.iter, state_dict or message_hub')
+        assert why_not_resumable(path).startswith('lacks meta.iter, meta.epoch, state_dict')
 
 
 def test_a_run_goes_on_from_the_previous_one(run: Callable) -> None:
@@ -122,55 +125,53 @@ def test_a_run_goes_on_from_the_previous_one(run: Callable) -> None:
         run('train', work_dir='a', resume='auto')
 
 
-@pytest.mark.parametrize('wrong', ['text', 10**40, torch.ones(3), ((),), -5, [4], {1: {2: 3}}])
-@pytest.mark.parametrize(
-    'entry',
-    ['meta.iter', 'meta.epoch', 'meta.seed', 'state_dict', 'optimizer', 'param_schedulers'],
-)
-def test_a_crafted_entry_is_named(entry: str, wrong: object, tmp_path: Path) -> None:
-    """Each was a traceback from deep inside of a resume."""
-    key, _, name = entry.partition('.')
-    value = dict(epoch=1, iter=2, seed=0) | {name: wrong} if name else wrong
-    problem = why_not_resumable(checkpoint(tmp_path / 'a.pth', **{key: value}))
-    fits = (entry, type(wrong)) == ('param_schedulers', dict) or (
-        entry in ('meta.iter', 'meta.epoch') and isinstance(wrong, int) and wrong > 0
-    )
-    if not fits:
-        assert problem.startswith((f'has another {entry} than', 'lacks meta.iter'))
-    group = dict(params=[0], lr=0.1)
-    crafted = dict(epoch=1, iter=2, settings={1: {2: 3}})
-    problem = why_not_resumable(checkpoint(tmp_path / 'd.pth', meta=crafted))
-    assert problem.startswith('has another meta.settings than')
-    whole = dict(optimizer=dict(state={}, param_groups=[group]), param_schedulers=[{}])
-    assert why_not_resumable(checkpoint(tmp_path / 'b.pth', **whole)) is None
-    several = dict(optimizer=dict(a=whole['optimizer']), param_schedulers=dict(a=[{}]))
-    assert why_not_resumable(checkpoint(tmp_path / 'c.pth', **several)) is None
+def test_odd_entries(run: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is only carried is left out with a warning, the rest is an error of this file."""
+    options = {
+        'default_hooks.checkpoint.save_best': 'mse',
+        'default_hooks.checkpoint.rule': 'less',
+    }
+    run('train', work_dir='a', cfg_options={**options, 'train_cfg.max_epochs': 1})
+    good = load_safely('a/epoch_1.pth')
+    info = good['message_hub']['runtime_info']
+    good['meta']['settings'] = {1: {2: 3}}
+    odd = dict(best_score='z', resume_validated=None, resume_shape=5, keep_ckpt_ids=3, other=['x'])
+    info.update(odd, **{'7': 7})
+    info[5] = 1
+    torch.save(good, 'odd.pth')
+    resumed = run('train', work_dir='b', resume='odd.pth', cfg_options=options)
+    assert resumed.message_hub.get_info('other') == ['x']
+    assert isinstance(resumed.message_hub.get_info('best_score'), float)
+    out = ''.join(capsys.readouterr())
+    for name in ('best_score', 'resume_validated', 'resume_shape', '5'):
+        assert f"'odd.pth': left out message_hub.runtime_info.{name} = " in out.replace(
+            str(Path().resolve()) + '/', ''
+        )
+    for entry in ('state_dict', 'optimizer', 'param_schedulers', 'message_hub', 'meta'):
+        for wrong in ('text', torch.ones(3), [4], {1: {2: 3}}):
+            torch.save({**good, entry: wrong}, 'odd.pth')
+            with pytest.raises(ResumeError, match=r"odd\.pth'"):
+                run('train', work_dir='c', resume='odd.pth', cfg_options=options)
 
 
-@pytest.mark.parametrize(
-    ('name', 'value'),
-    [
-        ('resume_data_seed', 'x'),
-        ('resume_data_seed', 2**32),
-        ('resume_data_seed', None),
-        ('resume_shape', 5),
-        ('resume_shape', {'images': [1]}),
-        ('resume_validated', -1),
-        ('best_score', 'z'),
-        ('best_score_mAP', None),
-        ('keep_ckpt_ids', 3),
-        (RUN_ID, 7),
-        (5, 1),
-    ],
-)
-def test_a_crafted_message_hub_is_named(name: object, value: object, tmp_path: Path) -> None:
-    hub = dict(runtime_info={name: value}, log_scalars={}, resumed_keys={})
-    problem = why_not_resumable(checkpoint(tmp_path / 'a.pth', message_hub=hub))
-    entry = f'runtime_info.{name}' if isinstance(name, str) else 'runtime_info'
-    assert problem.startswith(f'has another message_hub.{entry} than a training writes')
-    for part in ('log_scalars', 'resumed_keys'):
-        path = checkpoint(tmp_path / 'a.pth', message_hub={**hub, 'runtime_info': {}, part: [name]})
-        assert why_not_resumable(path).startswith(f'has another message_hub.{part} than')
+def test_what_cannot_be_read_is_not_written(run: Callable) -> None:
+    """An object that a hook puts into the message hub cost every checkpoint of the training."""
+    first = {'train_cfg.max_epochs': 1, 'custom_hooks': [dict(type='Carry')]}
+    run('train', config='noisy', work_dir='a', cfg_options=first)
+    (log,) = Path('a').glob('*/*.log')
+    assert 'WARNING - a_path is not kept in the checkpoint' in log.read_text()
+    assert load_safely('a/epoch_1.pth')['message_hub']['runtime_info']['a_number'] == 3
+    first['train_cfg.max_epochs'] = 2
+    assert run('train', config='noisy', work_dir='a', resume='auto', cfg_options=first).epoch == 2
+
+
+def test_a_lost_checkpoint_is_not_passed_over_in_silence(run: Callable) -> None:
+    for plain in (False, True):
+        run('train', work_dir='a', plain=plain)
+        for path in Path('a').glob('*.pth'):
+            path.unlink()
+        with pytest.raises(ResumeError, match=r"last_checkpoint' names '.*epoch_2\.pth', which"):
+            run('train', work_dir='a', resume='auto', plain=plain)
 
 
 @pytest.mark.parametrize(

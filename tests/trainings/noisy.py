@@ -4,13 +4,15 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
 from mmengine.dataset import BaseDataset
+from mmengine.evaluator import BaseMetric
 from mmengine.hooks import EMAHook, Hook
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, HOOKS, MODELS
+from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS
 from PIL import Image
 from tiny import TinyError  # noqa: F401 - registers the metric of the config
 from torch import nn
@@ -76,6 +78,86 @@ class Spoil(Hook):
             (hook,) = (h for h in runner.hooks if isinstance(h, EMAHook))
             model = hook.ema_model.module if self.average else runner.model
             model.net[0].weight.data[0, 0] = torch.nan
+
+
+@HOOKS.register_module(force=True)
+class Carry(Hook):
+    """Puts a path, which no checkpoint may hold, and a number into the message hub."""
+
+    def after_train_iter(self, runner: object, *_: object, **__: object) -> None:
+        runner.message_hub.update_info_dict(dict(a_path=Path('x'), a_number=3))
+
+
+@HOOKS.register_module(force=True)
+class Interrupt(Hook):
+    """Ends the run before an epoch, counted from 0, as a kill would."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def before_train_epoch(self, runner: object) -> None:
+        if runner.epoch == self.epoch:
+            raise KeyboardInterrupt
+
+
+class _OwnScores(BaseMetric):
+    """The scores of a toolbox's own metric, of predictions that depend on the model's errors."""
+
+    def process(self, data_batch: object, data_samples: list[dict]) -> None:
+        self.results += data_samples
+
+    def compute_metrics(self, results: list[dict]) -> dict[str, object]:
+        metric, samples = self.scored([r['error'] for r in results])
+        for sample in samples:
+            metric.process({}, [sample])
+        return metric.evaluate(len(samples))
+
+
+@METRICS.register_module(force=True)
+class DetectionScores(_OwnScores):
+    def scored(self, errors: list[float]) -> tuple:
+        from mmdet.evaluation import CocoMetric
+
+        metric = CocoMetric(metric='bbox')
+        metric.dataset_meta = dict(classes=('a',))
+        box, label = torch.tensor([[10.0, 10, 40, 50]]), torch.zeros(1, dtype=int)
+        return metric, [
+            dict(
+                img_id=i,
+                ori_shape=(64, 64),
+                gt_instances=dict(bboxes=box, labels=label),
+                instances=[dict(bbox=box[0].tolist(), bbox_label=0, ignore_flag=0)],
+                pred_instances=dict(bboxes=box + error, labels=label, scores=torch.ones(1)),
+            )
+            for i, error in enumerate(errors)
+        ]
+
+
+@METRICS.register_module(force=True)
+class SegmentationScores(_OwnScores):
+    def scored(self, errors: list[float]) -> tuple:
+        from mmseg.evaluation import IoUMetric
+
+        metric = IoUMetric()
+        metric.dataset_meta = dict(classes=('a', 'b'))
+        wrong = torch.tensor(errors)[None, None] > 0.5
+        data = dict(data=wrong.long() * 0)
+        return metric, [dict(pred_sem_seg=dict(data=wrong.long()), gt_sem_seg=data)]
+
+
+@METRICS.register_module(force=True)
+class ClassificationScores(_OwnScores):
+    def scored(self, errors: list[float]) -> tuple:
+        from mmpretrain.evaluation import Accuracy
+
+        return Accuracy(), [
+            dict(
+                pred_score=torch.tensor([1.0, error]),
+                pred_label=torch.tensor([int(error > 1)]),
+                gt_label=torch.tensor([0]),
+            )
+            for error in errors
+        ]
 
 
 @HOOKS.register_module(force=True)

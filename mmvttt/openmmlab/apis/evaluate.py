@@ -18,6 +18,7 @@ from ..registry import type_name
 from ..reliability.data.annotations import check_data
 from ..reliability.data.dataset_config import datasets_of
 from ..reliability.fit import require_weights
+from ..reliability.settings import warn_of_other_preparation
 from ..unwrap import bare_model
 from .file_inference import run_file
 from .train import build_runner, existing
@@ -80,6 +81,7 @@ def evaluate(
     check_data(cfg, ('test',))
     runner, content = build_runner(cfg), read_content(source)
     require_weights(runner, content, source, whole=True)
+    warn_of_other_preparation(content, source, cfg)
     dataset = runner.test_dataloader.dataset
     require_same_classes(content, source, getattr(dataset, 'metainfo', {}).get('classes'))
     model = bare_model(runner.model)

@@ -25,6 +25,7 @@ from mmvttt.pictures import open_image, open_picture
 from ..engine.amp import autocast_backbone
 from ..models.diffusion_model import refuse_diffusion
 from ..reliability.data.dataset_config import datasets_of
+from ..reliability.settings import warn_of_other_preparation
 from .file_inference import run_file
 
 _TOP = 5
@@ -120,6 +121,7 @@ def open_model(
     # The errors of the toolboxes for another file do not name it.
     content = read_content(source)
     weights = named_tensors(content, source)
+    warn_of_other_preparation(content, source, config)
     init_default_scope(scope)
     predictor = _PREDICTORS[scope](config, source, device, _dataset_meta(content))
     require_whole(predictor.run.model, weights, source)

@@ -70,6 +70,11 @@ class CachedLatents(Dataset):
         for name in self.names:
             self._open(name)
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that decide what it returns."""
+        return [self.root / _NOTES, *(self.root / f'{name}.npy' for name in self.names)]
+
     def _open(self, name: str) -> np.ndarray:
         """A memory map; it is opened for each image, since a pickled one holds the whole array."""
         path = self.root / f'{name}.npy'

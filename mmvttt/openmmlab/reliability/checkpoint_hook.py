@@ -19,6 +19,7 @@ from mmvttt.version import __version__
 
 from ..registry import HOOKS
 from .anomaly_hook import AnomalyError, AnomalyHook
+from .hook_state import STATES, HookStates, drop_unreadable
 from .nonfinite import bad_weights
 from .resume import RUN_ID
 from .rotation import Rotation
@@ -52,6 +53,8 @@ class CheckpointHook(hooks.CheckpointHook):
             )
         self.exit_code = exit_code
         self._saved_iter: int | None = None
+        self._states: HookStates | None = None
+        self._resumed_states: Any = None
         self._requests = Requests()
 
     def before_train(self, runner: Runner) -> None:
@@ -79,13 +82,28 @@ class CheckpointHook(hooks.CheckpointHook):
         ignore_signals_in_workers(
             *(loop.dataloader for loop in loops if hasattr(loop, 'dataloader'))
         )
+        self._states = HookStates(runner, self._resumed_states)
         self._requests.listen()
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Adds the version and the settings."""
+        """Adds the version, the settings and the hooks' states."""
         checkpoint['meta'].update(
             mmvttt_version=__version__, settings=training_settings(runner.cfg)
         )
+        if self._states is not None:
+            checkpoint[STATES] = self._states.collect()
+        info = checkpoint['message_hub']['runtime_info']
+        for entries in (checkpoint['meta'], info, checkpoint.get(STATES, {})):
+            for name in drop_unreadable(entries):
+                runner.logger.warning(
+                    f'{name} is not kept in the checkpoint: it holds more than tensors and plain '
+                    'data, which docs/safety.md lists'
+                )
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+        """Notes the hooks' states of a checkpoint that the training resumes from."""
+        if runner._resume:
+            self._resumed_states = checkpoint.get(STATES)
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
         """Saves as mmengine's hook does, and at a signal's request."""

@@ -33,8 +33,9 @@ _LOOPS = {
 }
 # Entries of the message hub, which checkpoints keep. mmengine logs names that begin with
 # train, val or test.
-_SHAPE, _DATA_SEED, _VALIDATED = 'resume_shape', 'resume_data_seed', 'resume_validated'
-_CONTENTS = 'contents'
+SHAPE, DATA_SEED, VALIDATED = 'resume_shape', 'resume_data_seed', 'resume_validated'
+# Digests of the data; 'contents' of earlier versions is another one.
+_CONTENTS, _VAL_CONTENTS = 'digest', 'validation digest'
 
 
 def make_exact(cfg: Config) -> str | None:
@@ -177,7 +178,7 @@ class _ExactLoop(BaseLoop):
             'images': len(self.dataloader.dataset),
         }
         contents = dataset_digest(self.dataloader.dataset) or 'unknown'
-        before = hub.runtime_info.get(_SHAPE, {}) if self._iter else {}
+        before = hub.runtime_info.get(SHAPE, {}) if self._iter else {}
         changed = [f'{k}: {before[k]}, now {v}' for k, v in shape.items() if before.get(k, v) != v]
         if not changed and before.get(_CONTENTS, contents) != contents and not self.other_data:
             raise ResumeError(
@@ -195,15 +196,24 @@ class _ExactLoop(BaseLoop):
                 f'({"; ".join(changed)}); restore the old settings, or start a new training from '
                 'its weights: load_from=CHECKPOINT without --resume'
             )
-        lengths = {f'the number of {name}': str(number) for name, number in shape.items()}
+        facts = {f'the number of {name}': str(number) for name, number in shape.items()}
+        facts['the contents of the training data'] = contents
+        digests = {_CONTENTS: contents}
         if self.runner.val_loop is not None:
-            held_out = len(self.runner.val_loop.dataloader.dataset)
-            lengths['the number of validation images'] = str(held_out)
-        require_same({**lengths, 'the contents of the training data': contents})
-        hub.update_info(_SHAPE, {**shape, _CONTENTS: contents})
+            held_out = self.runner.val_loop.dataloader.dataset
+            measured = digests[_VAL_CONTENTS] = dataset_digest(held_out) or 'unknown'
+            facts['the number of validation images'] = str(len(held_out))
+            facts['the contents of the validation data'] = measured
+            if before.get(_VAL_CONTENTS, measured) != measured:
+                self.runner.logger.warning(
+                    'the validation data has other contents than when the checkpoint was written: '
+                    'the results before and after it, and the best of them, cannot be compared'
+                )
+        require_same(facts)
+        hub.update_info(SHAPE, {**shape, **digests})
         if hasattr(sampler.sampler, 'seed'):
-            sampler.sampler.seed = hub.runtime_info.get(_DATA_SEED, sampler.sampler.seed)
-            hub.update_info(_DATA_SEED, sampler.sampler.seed)
+            sampler.sampler.seed = hub.runtime_info.get(DATA_SEED, sampler.sampler.seed)
+            hub.update_info(DATA_SEED, sampler.sampler.seed)
 
     def _validate_if_due(self, done: int, end: int) -> None:
         """Validates if the epochs or steps so far are a multiple of the interval."""
@@ -212,11 +222,11 @@ class _ExactLoop(BaseLoop):
         if due and self.runner.val_loop is not None:
             seed_everything((*self._key(VALIDATION), self._iter))
             self.runner.val_loop.run()
-            self.runner.message_hub.update_info(_VALIDATED, self._iter)
+            self.runner.message_hub.update_info(VALIDATED, self._iter)
 
     def _validated(self) -> bool:
         """Whether this step's validation is done, or it is the first step."""
-        return self.runner.message_hub.runtime_info.get(_VALIDATED, 0) == self._iter
+        return self.runner.message_hub.runtime_info.get(VALIDATED, 0) == self._iter
 
 
 @LOOPS.register_module()

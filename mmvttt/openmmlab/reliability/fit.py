@@ -6,7 +6,7 @@ checkpoint's learning rate instead of the config's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,17 @@ from mmvttt.errors import ResumeError
 
 from ..unwrap import bare_model
 from .data.dataset_config import datasets_of
+from .exact_resume import DATA_SEED, SHAPE, VALIDATED
 from .settings import differences, training_settings
 
 _LISTED = 12
+# Beginnings of names in the message hub that a training computes with, and their types.
+_COMPUTED: Mapping[str, Callable[[Any], Any]] = {
+    'best_score': float,
+    DATA_SEED: int,
+    VALIDATED: int,
+    SHAPE: dict,
+}
 _ADVICE = (
     'resume with the config that the checkpoint was made with, or start a new training from its '
     'weights: load_from=CHECKPOINT without --resume'
@@ -42,6 +50,8 @@ class CompareOnLoad(Hook):
         # FlexibleRunner's model and optimizer are wrapped and sharded by its strategy.
         if not (isinstance(runner, Runner) and runner._resume):
             return
+        for name in _drop_unusable(checkpoint['message_hub']['runtime_info']):
+            runner.logger.warning(f'{self.path!r}: left out message_hub.runtime_info.{name}')
         problem = next(_problems(runner, checkpoint), None)
         if problem:
             raise ResumeError(f'{self.path!r} {problem}; {_ADVICE}')
@@ -59,6 +69,17 @@ class CompareOnLoad(Hook):
             if changes:
                 more = f'; … {len(changes) - _LISTED} more' if len(changes) > _LISTED else ''
                 runner.logger.warning(f'{text}: {"; ".join(changes[:_LISTED])}{more}')
+
+
+def _drop_unusable(info: dict) -> Iterator[str]:
+    """Drops entries of a message hub that a training could not compute with; yields their names."""
+    for name in list(info):
+        try:
+            for beginning, convert in _COMPUTED.items():
+                if name.startswith(beginning):
+                    convert(info[name])
+        except (AttributeError, OverflowError, TypeError, ValueError):
+            yield f'{name} = {info.pop(name)!r:.80}'
 
 
 def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
@@ -90,7 +111,7 @@ def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
     # None without schedules; a dict for several optimizers is not checked.
     schedules = runner.param_schedulers or []
     if isinstance(schedules, list) and _saves(runner, 'save_param_scheduler'):
-        count = len(checkpoint.get('param_schedulers') or ())
+        count = len(checkpoint.get('param_schedulers', ()))
         if count != len(schedules):
             yield f'has {count} schedules, but the config has {len(schedules)}'
 

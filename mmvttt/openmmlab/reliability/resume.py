@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
 from mmengine.dist import all_gather_object, broadcast_object_list, get_rank
 from mmengine.logging import print_log
-from torch import Tensor
 
 from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointError, ResumeError
@@ -72,7 +71,9 @@ def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, lis
         The path or None, and a message for each checkpoint that was skipped.
     """
     passed_over, checkpoints = [], []
-    pointed = _pointed(Path(work_dir))
+    pointed, problem = _pointed(Path(work_dir))
+    if problem:
+        passed_over.append(problem)
     for path in candidates(work_dir):
         try:
             run, step = _place(path)
@@ -95,125 +96,44 @@ def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
 
 def _place(path: str | os.PathLike[str]) -> tuple[str, int]:
     """The identifier and step of a checkpoint's training; a CheckpointError if it has none."""
-    content = read_content(path, mmap=True)
-    match content:
-        case {'meta': {'iter': int() as step}, 'state_dict': _, 'message_hub': dict() as hub}:
-            if name := _malformed(content):
-                raise CheckpointError(
-                    f'{os.fspath(path)!r} has another {name} than a training writes: resume from '
-                    'a file that one has written'
-                )
-            return str(hub.get('runtime_info', {}).get(RUN_ID)), step
+    match read_content(path, mmap=True):
+        case {
+            'meta': {'iter': int() as step, 'epoch': int() as epoch},
+            'state_dict': Mapping(),
+            'message_hub': {'runtime_info': dict() as info},
+        } if step >= 0 <= epoch:
+            return str(info.get(RUN_ID)), step
     raise CheckpointError(
-        f'{os.fspath(path)!r} lacks meta.iter, state_dict or message_hub: it holds weights to '
-        'load, not a training to resume'
+        f'{os.fspath(path)!r} lacks meta.iter, meta.epoch, state_dict or message_hub: it holds '
+        'weights to load, not a training to resume'
     )
-
-
-def _malformed(content: Mapping[str, Any]) -> str | None:
-    """The first entry of a checkpoint that mmengine would stumble over, None for a good one."""
-    for name, is_right in _PARTS.items():
-        part, _, entry = name.partition('.')
-        holder, key = (content[part], entry) if entry else (content, part)
-        if key in holder and not is_right(holder[key]):
-            return name
-    for name, value in content['message_hub'].get('runtime_info', {}).items():
-        checks = (check for entry, check in _ENTRIES.items() if name.startswith(entry))
-        if not next(checks, lambda _: True)(value):
-            return f'message_hub.runtime_info.{name}'
-    return None
-
-
-def _is_named(part: Any, values: Callable[[Any], bool] = lambda _: True) -> bool:
-    return isinstance(part, dict) and all(isinstance(n, str) and values(v) for n, v in part.items())
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _is_seed(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**32
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _are_weights(weights: Any) -> bool:
-    return isinstance(weights, Mapping) and all(
-        isinstance(value, Tensor) or str(name).endswith('_extra_state')
-        for name, value in weights.items()
-    )
-
-
-def _are_optimizers(state: Any) -> bool:
-    """The state of an optimizer, or of several by their names."""
-    several = isinstance(state, dict) and 'param_groups' not in state
-    return all(map(_is_optimizer, state.values() if several else [state]))
-
-
-def _is_optimizer(state: Any) -> bool:
-    match state:
-        case {'state': dict(), 'param_groups': list() as groups}:
-            return all(isinstance(g, dict) and isinstance(g.get('params'), list) for g in groups)
-    return False
-
-
-def _are_schedules(schedules: Any) -> bool:
-    return isinstance(schedules, Mapping) or (
-        isinstance(schedules, list) and all(isinstance(s, Mapping) for s in schedules)
-    )
-
-
-# Entries that a resumed training reads: parts of a checkpoint, and the beginnings of names in the
-# message hub.
-_PARTS: dict[str, Callable[[Any], bool]] = {
-    'meta.iter': _is_count,
-    'meta.epoch': _is_count,
-    'meta.seed': lambda seed: seed is None or _is_seed(seed),
-    'meta.settings': lambda settings: _is_named(settings, _is_text),
-    'state_dict': _are_weights,
-    'optimizer': _are_optimizers,
-    'param_schedulers': _are_schedules,
-    'message_hub.log_scalars': _is_named,
-    'message_hub.resumed_keys': _is_named,
-    'message_hub.runtime_info': _is_named,
-}
-_ENTRIES: dict[str, Callable[[Any], bool]] = {
-    RUN_ID: _is_text,
-    'resume_shape': lambda shape: _is_named(shape, lambda v: _is_count(v) or _is_text(v)),
-    'resume_data_seed': _is_seed,
-    'resume_validated': _is_count,
-    'best_score': lambda value: type(value) in (int, float),
-    'keep_ckpt_ids': lambda value: isinstance(value, list),
-    'outdated_checkpoints': lambda value: isinstance(value, list),
-    'max_': _is_count,
-}
 
 
 def candidates(work_dir: str | os.PathLike[str]) -> list[Path]:
     """Files that may be checkpoints."""
     work_dir = Path(work_dir)
     files = {p.resolve() for p in work_dir.glob('*.pth') if not p.name.startswith('best_')}
-    pointed = _pointed(work_dir)
+    pointed, _ = _pointed(work_dir)
     return sorted(files | ({pointed} if pointed else set()))
 
 
-def _pointed(work_dir: Path) -> Path | None:
-    """Path in `last_checkpoint`, if any; after a power loss its content may be anything."""
+def _pointed(work_dir: Path) -> tuple[Path | None, str | None]:
+    """Path in `last_checkpoint`, or the problem: after a power loss it may hold anything."""
     pointer = work_dir / 'last_checkpoint'
+    if not pointer.is_file():
+        return None, None
+    text = pointer.read_text(encoding='utf-8', errors='replace').strip()
     try:
-        if pointer.is_file():
-            target = Path(pointer.read_text(encoding='utf-8').strip())
-            # In a copied folder it names the original's, which may be another training by now.
-            if (here := work_dir / target.name).is_file():
-                target = here
-            return target.resolve() if target.name and target.exists() else None
+        target = Path(text)
+        # In a copied folder it names the original's, which may be another training by now.
+        if (here := work_dir / target.name).is_file():
+            target = here
+        if target.name and target.exists():
+            return target.resolve(), None
     except (OSError, ValueError):
-        # Not text, a name that is too long, or one with a zero byte.
-        return None
-    return None
+        # A name that is too long, or one with a zero byte.
+        pass
+    return None, f'{str(pointer)!r} names {text[:200]!r}, which does not exist'
 
 
 def _choose(work_dir: str, named: str | None) -> str | None:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import socket
 from pathlib import Path
-from typing import IO
 
+from filelock import FileLock, Timeout
 from mmengine.dist import all_gather_object, is_main_process
+from mmengine.logging import print_log
 
 from mmvttt.errors import UsageError
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-_NAME = '.lock'
+# The file of the lock, and the one that tells who holds it: filelock empties its own.
+_LOCK, _HOLDER = '.lock', '.lock_holder'
+# Data workers of a killed training may hold its lock until they end (`signals.py`).
+_SECONDS = 3.0
+# Errors of disks without locks, such as an NFS without its lock daemon.
+_WITHOUT_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP
 
 
 class RunLock:
     """Lock of rank 0 on a folder, which the system releases when the process ends in any way.
 
-    Forked data workers do not inherit it. Its file stays in the folder.
+    Its files stay in the folder. A folder on a disk without locks is not locked; a warning says so.
 
     Raises:
         UsageError: On all ranks: another process holds it, which the error names, or the folder
@@ -30,12 +33,12 @@ class RunLock:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._file: IO[str] | None = None
+        self._lock: FileLock | None = None
         problem = ''
         try:
             os.makedirs(folder, exist_ok=True)
             if is_main_process():
-                self._file = _locked(Path(folder, _NAME))
+                self._lock = _locked(Path(folder))
         except UsageError as error:
             problem = str(error)
         except OSError as error:
@@ -50,31 +53,31 @@ class RunLock:
 
     def release(self) -> None:
         """Releases the lock, and all other locks of this process on the folder."""
-        if self._file is not None:
-            self._file.close()
+        if self._lock is not None:
+            self._lock.release(force=True)
 
 
-def _locked(path: Path) -> IO[str]:
-    if path.is_symlink():
-        # The target belongs to another program.
-        path.unlink()
-    file = open(path, 'a+', encoding='utf-8')  # noqa: SIM115
+def _locked(folder: Path) -> FileLock:
+    for path in (folder / _LOCK, folder / _HOLDER):
+        if path.is_symlink():
+            # The target belongs to another program.
+            path.unlink()
+    # One object for all locks of this process: it may prepare a training twice.
+    lock = FileLock(folder.resolve() / _LOCK, is_singleton=True, thread_local=False)
     try:
-        if fcntl is not None:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read(200).strip()
-        file.close()
+        lock.acquire(timeout=_SECONDS)
+    except Timeout:
+        holder = folder / _HOLDER
+        name = holder.read_text(errors='replace')[:200] if holder.is_file() else ''
         raise UsageError(
-            f'another training is writing to {str(path.parent)!r}: '
-            f'{holder or "one that has just begun"}; give this one another --work-dir, or end the '
+            f'another training is writing to {str(folder)!r}: '
+            f'{name or "one that has just begun"}; give this one another --work-dir, or end the '
             'other first'
         ) from None
-    except OSError:
-        # A disk without locks.
-        pass
-    file.truncate(0)
-    file.write(f'process {os.getpid()} on {socket.gethostname()}')
-    file.flush()
-    return file
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        text = f'{str(folder)!r} cannot be locked ({error.strerror}): start one training in it'
+        print_log(text, 'current', logging.WARNING)
+    (folder / _HOLDER).write_text(f'process {os.getpid()} on {socket.gethostname()}')
+    return lock

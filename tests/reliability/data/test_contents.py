@@ -7,8 +7,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from torch.utils.data import ConcatDataset
 
+from mmvttt.openmmlab.datasets.latents import CachedLatents
 from mmvttt.openmmlab.reliability.data.contents import dataset_digest, file_digest
+
+
+def make_cache(folder: Path, value: int) -> None:
+    folder.mkdir()
+    np.save(folder / 'moments.npy', np.full((2, 2, 2, 1, 1), value, np.float16))
+    np.save(folder / 'class_labels.npy', np.zeros(2, np.int64))
+    (folder / 'latents.json').write_text(json.dumps(dict(images=2, scale=1.0, shift=0.0)))
 
 
 @pytest.fixture
@@ -48,7 +57,17 @@ def test_moved_data_has_the_same_digest(folder: Path) -> None:
     moved = folder.with_name('two')
     shutil.copytree(folder, moved)
     assert both_digests(folder) == both_digests(moved)
-    assert dataset_digest(Set(folder)) == dataset_digest(SimpleNamespace(dataset=Set(moved)))
+    wrapped, other = (
+        SimpleNamespace(dataset=SimpleNamespace(files=[f]))
+        for f in (folder / 'a.json', moved / 'a.json')
+    )
+    assert dataset_digest(wrapped) == dataset_digest(other) is not None
+
+
+def write_middle(path: Path) -> None:
+    with path.open('r+b') as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b'x')
 
 
 @pytest.mark.parametrize(
@@ -56,6 +75,7 @@ def test_moved_data_has_the_same_digest(folder: Path) -> None:
     [
         # A picture of the same size, an annotation, another file.
         (lambda f: (f / '1.bmp').write_bytes(b'x' * 10_000), (False, True)),
+        (lambda f: write_middle(f / '1.bmp'), (False, True)),
         (lambda f: (f / 'a.json').write_text('[1, 3]'), (True, True)),
         (lambda f: (f / 'readme.txt').write_text(''), (False, False)),
     ],
@@ -65,6 +85,29 @@ def test_other_contents(folder: Path, change: object, changed: tuple[bool, ...])
     change(folder)
     now = both_digests(folder)
     assert tuple(a != b for a, b in zip(before, now, strict=True)) == changed
+
+
+def test_parts_of_a_large_file_come_from_everywhere(tmp_path: Path) -> None:
+    path = tmp_path / 'a'
+    digests = set()
+    for part in range(-1, 8):
+        path.write_bytes(bytes(2**20))
+        if part >= 0:
+            with path.open('r+b') as file:
+                file.seek(part * 2**17)
+                file.write(b'x' * 2**17)
+        digests.add(file_digest(path, most=2**16))
+    assert len(digests) == 9
+
+
+def test_caches_of_latents(tmp_path: Path) -> None:
+    digests = set()
+    for name, value in (('a', 0), ('b', 1), ('c', 1)):
+        make_cache(tmp_path / name, value)
+        joined = ConcatDataset([CachedLatents(tmp_path / name), CachedLatents(tmp_path / 'a')])
+        digests.add((dataset_digest(CachedLatents(tmp_path / name)), dataset_digest(joined)))
+    assert len(digests) == 2
+    assert None not in {*next(iter(digests))}
 
 
 def test_annotations_inside_of_wrappers_count(folder: Path) -> None:

@@ -11,65 +11,83 @@ import numpy as np
 
 from .images import spread
 
-# Bytes of a picture; of both ends of an annotation file.
-_FIRST, _PART = 4096, 32 * 2**20
-# Pictures that are opened.
-_OPENED = 64
+# Bytes of a file that are read, about a second; of a picture.
+_MOST, _PICTURE = 512 * 2**20, 2**20
+# Parts of a larger file.
+_PARTS = 256
+# Samples that count with their labels and sizes of files, and those whose pictures are read.
+_SAMPLES, _READ = 1024, 64
 
 
-def file_digest(path: str | os.PathLike[str]) -> str:
-    """A digest of a file's size and of its first and last 32 MiB."""
+def file_digest(path: str | os.PathLike[str], most: int = _MOST) -> str:
+    """A digest of a file's size and contents; above `most` bytes, of 256 parts from everywhere."""
     size = os.path.getsize(path)
+    digest = hashlib.sha256(f'{size}'.encode())
+    parts, length = (1, size) if size <= most else (_PARTS, most // _PARTS)
     with open(path, 'rb') as file:
-        digest = hashlib.sha256(f'{size} '.encode() + file.read(_PART))
-        file.seek(max(_PART, size - _PART))
-        digest.update(file.read())
+        for start in np.linspace(0, size - length, parts).astype(int):
+            file.seek(start)
+            digest.update(file.read(length))
     return digest.hexdigest()[:16]
 
 
 def dataset_digest(dataset: Any) -> str | None:
-    """A digest of a built data set, or a wrapper of some: 64 samples, and the annotation file.
+    """A digest of a built data set, or a wrapper of some: samples, and its files.
 
-    Samples count with their labels, and their files with their names and first 4 KiB. None if the
-    data set does not describe its samples.
+    1024 samples count with their labels, and the names and sizes of their files, 64 of them also
+    with the contents; and the annotation file, or the `files` of a data set without descriptions of
+    samples. None if the data set has neither.
     """
-    if not hasattr(dataset, 'get_data_info'):
-        inner = getattr(dataset, 'dataset', None)
-        return None if inner is None else dataset_digest(inner)
     digest = hashlib.sha256()
-    for index in spread(list(range(len(dataset))), _OPENED):
-        _add(digest, dataset.get_data_info(index))
+    if hasattr(dataset, 'get_data_info'):
+        indices = spread(list(range(len(dataset))), _SAMPLES)
+        read = set(spread(indices, _READ))
+        for index in indices:
+            _add(digest, dataset.get_data_info(index), read=index in read)
+    elif hasattr(dataset, 'files'):
+        for path in dataset.files:
+            digest.update(f'{os.path.basename(path)} {file_digest(path)}'.encode())
+    else:
+        parts = list(map(dataset_digest, _inside(dataset)))
+        if not parts or None in parts:
+            return None
+        digest.update(repr(parts).encode())
     for path in _annotation_files(dataset):
         if isinstance(path, str) and os.path.isfile(path):
             digest.update(file_digest(path).encode())
     return digest.hexdigest()[:16]
 
 
+def _inside(dataset: Any) -> list[Any]:
+    """The data sets that a wrapper joins, or the one that it wraps, or none."""
+    inner = getattr(dataset, 'datasets', None) or getattr(dataset, 'dataset', None) or []
+    return list(inner) if isinstance(inner, list | tuple) else [inner]
+
+
 def _annotation_files(dataset: Any) -> Iterator[Any]:
     """The annotation file, or None, of each data set inside of wrappers."""
-    inner = getattr(dataset, 'datasets', None) or getattr(dataset, 'dataset', None)
-    for part in inner if isinstance(inner, list) else [inner]:
-        if part is None:
-            yield getattr(dataset, 'ann_file', None)
-        else:
-            yield from _annotation_files(part)
+    inside = _inside(dataset)
+    for part in inside:
+        yield from _annotation_files(part)
+    if not inside:
+        yield getattr(dataset, 'ann_file', None)
 
 
-def _add(digest: Any, value: Any, key: str = '') -> None:
+def _add(digest: Any, value: Any, key: str = '', *, read: bool) -> None:
     """Adds a part of a sample."""
     if isinstance(value, Mapping):
         for name in sorted(value, key=str):
             # Its position in the data may be another one.
             if name != 'sample_idx':
-                _add(digest, value[name], str(name))
+                _add(digest, value[name], str(name), read=read)
     elif isinstance(value, list | tuple):
         for item in value:
-            _add(digest, item, key)
+            _add(digest, item, key, read=read)
     elif (isinstance(value, str) and os.path.isabs(value)) or key.endswith('_path'):
         digest.update(f'{key} {os.path.basename(str(value))}'.encode())
         if isinstance(value, str) and os.path.isfile(value):
-            with open(value, 'rb') as file:
-                digest.update(file.read(_FIRST))
+            contents = file_digest(value, _PICTURE) if read else str(os.path.getsize(value))
+            digest.update(contents.encode())
     elif isinstance(value, np.ndarray):
         digest.update(f'{key} {value.dtype} {value.shape}'.encode() + value.tobytes())
     elif ' at 0x' not in (text := repr(value)):

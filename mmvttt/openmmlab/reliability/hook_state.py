@@ -1,0 +1,104 @@
+"""State of a training's own hooks in its checkpoints: mmengine keeps none."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine import hooks
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from mmvttt.checkpoints.read import read_content
+from mmvttt.errors import CheckpointError
+
+# Hooks of every training, whose numbers are of one process: times, and paths of logs.
+_DEFAULT = (
+    hooks.CheckpointHook, hooks.DistSamplerSeedHook, hooks.IterTimerHook, hooks.LoggerHook,
+    hooks.ParamSchedulerHook, hooks.RuntimeInfoHook,
+)  # fmt: skip
+# Entry of a checkpoint.
+STATES = 'hook_states'
+
+
+class HookStates:
+    """The states of a runner's hooks, by name, for a checkpoint, and back.
+
+    A hook with `state_dict` and `load_state_dict` is asked. Of any other one, the numbers that the
+    training has changed since `before_train` are kept, as EarlyStoppingHook's score and count are.
+    Flags are not: they mostly tell what this process has already done.
+
+    Args:
+        runner: A runner before its first step.
+        states: The entry of the checkpoint that it resumes from, or nothing.
+    """
+
+    def __init__(self, runner: Runner, states: Any = None) -> None:
+        self._hooks = dict(_named(runner.hooks))
+        self._first = {name: _numbers(hook) for name, hook in self._hooks.items()}
+        for name, state in (states if isinstance(states, dict) else {}).items():
+            hook: Any = self._hooks.get(name)
+            if hook is None:
+                runner.logger.warning(f'the training no longer has the hook {name}')
+            elif _has_state(hook):
+                hook.load_state_dict(state)
+            elif isinstance(state, dict):
+                vars(hook).update({k: v for k, v in state.items() if k in self._first[name]})
+
+    def collect(self) -> dict[str, Any]:
+        """The states now; hooks without one are left out."""
+        states = {}
+        for name, hook in self._hooks.items():
+            first = self._first[name]
+            changed = {k: v for k, v in _numbers(hook).items() if k in first and v != first[k]}
+            state = hook.state_dict() if _has_state(hook) else changed
+            if state:
+                states[name] = state
+        return states
+
+
+def _named(all_hooks: list[Hook]) -> Iterator[tuple[str, Any]]:
+    names: list[str] = []
+    for hook in all_hooks:
+        if not isinstance(hook, _DEFAULT):
+            names.append(type(hook).__name__)
+            yield f'{names[-1]}.{names.count(names[-1])}', hook
+
+
+def _has_state(hook: Hook) -> bool:
+    return hasattr(hook, 'state_dict') and hasattr(hook, 'load_state_dict')
+
+
+def _numbers(hook: Hook) -> dict[str, Any]:
+    kinds = int, float, np.number
+    return {
+        name: value
+        for name, value in vars(hook).items()
+        if isinstance(value, kinds) and not isinstance(value, bool)
+    }
+
+
+def drop_unreadable(entries: dict) -> Iterator[str]:
+    """Drops the entries that a resume could not read; yields their names.
+
+    The others must not be lost with one that a hook or a metric has added.
+    """
+    if not _is_readable(entries):
+        for name in list(entries):
+            if not _is_readable({name: entries[name]}):
+                del entries[name]
+                yield str(name)
+
+
+def _is_readable(entries: dict) -> bool:
+    file = io.BytesIO()
+    try:
+        torch.save(entries, file)
+        read_content(file)
+    except (AttributeError, CheckpointError, RuntimeError, TypeError, pickle.PicklingError):
+        return False
+    return True
