@@ -174,6 +174,13 @@ def test_plain_errors_are_said_once_a_node_without_a_traceback(
     assert capsys.readouterr().err == 'error: what to do\n'
 
 
+@pytest.mark.skipif(not Path('/dev/full').exists(), reason='a disk that is always full')
+def test_a_full_disk_is_one_sentence(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit), plain_errors(), open('/dev/full', 'w') as file:
+        file.write('x')
+    assert capsys.readouterr().err.startswith('error: nothing is written, because the disk is full')
+
+
 def test_a_bug_of_ours_has_its_traceback_and_a_wrong_option_one_sentence(tools: Any) -> None:
     """The class of an error decides, not where it was raised."""
     model = ('deit_tiny_patch16_224', '--shape', 32, 32)

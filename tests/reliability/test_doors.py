@@ -1,19 +1,23 @@
 """protect_config and protect_runner, and the files of a work directory: whole, or not there."""
 
+import errno
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mmengine.config import Config
 from mmengine.fileio import LocalBackend
 
-from mmvttt.checkpoints.atomic_write import write_whole
+from mmvttt.checkpoints import atomic_write
+from mmvttt.checkpoints.atomic_write import replacing, write_whole
 from mmvttt.errors import DataError, ResumeError, UsageError
 from mmvttt.openmmlab import registry as registries
 from mmvttt.openmmlab.apis import train
+from mmvttt.outputs import check_new_file
 
 SHORT = {'train_cfg.max_epochs': 1}
 # A process that looks into its own folder keeps its lock.
@@ -149,20 +153,30 @@ def test_no_registry_asks_to_install_mmvttt(monkeypatch: pytest.MonkeyPatch) -> 
     assert not [text for text in texts if 'install' in text]
 
 
+@pytest.mark.parametrize(('free', 'kind'), [(1, RuntimeError), (0, OSError)])
 def test_a_failed_write_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, kind: type[Exception]
 ) -> None:
+    """torch's error says nothing of a full disk."""
     path = tmp_path / 'a.pth'
     write_whole(path, b'old')
-
-    def fail(*_: object) -> None:
-        raise OSError('disk full')
-
-    monkeypatch.setattr(os, 'replace', fail)
-    with pytest.raises(OSError, match='disk full'):
-        write_whole(path, b'new')
+    monkeypatch.setattr(atomic_write, 'disk_usage', lambda _: SimpleNamespace(free=free))
+    with pytest.raises(kind) as error, replacing(path):
+        raise RuntimeError('unexpected pos')
+    assert getattr(error.value, 'errno', errno.ENOSPC) == errno.ENOSPC
     assert path.read_bytes() == b'old'
     assert [p.name for p in tmp_path.iterdir()] == ['a.pth']
+
+
+@pytest.mark.parametrize('path', ['/proc/x.onnx', 'file/x.onnx', 'none/x.onnx', 'file', '.'])
+def test_a_result_is_tried_before_the_work(path: str) -> None:
+    Path('file').touch()
+    if path in ('file', 'none/x.onnx'):
+        check_new_file(path)
+    else:
+        with pytest.raises(UsageError, match=r'another path|name of a new one'):
+            check_new_file(path)
+    assert os.listdir() == ['file']
 
 
 def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
