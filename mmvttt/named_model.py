@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import normalize, rgb_to_grayscale
 
 from .distributions import missing
-from .errors import UsageError, first_line, suggest
+from .errors import CheckpointError, UsageError, first_line, suggest
 from .pictures import open_picture
 
 # ImageNet's, as in the recipes.
@@ -29,7 +29,7 @@ class NamedModel:
 
     Attributes:
         name: The user's name for it, without folder and suffix.
-        model: The model, on the CPU with random weights or on the meta device.
+        model: The model, on the CPU or on the meta device.
         size: (height, width) of the papers' measurements.
         config: Its config, or None for timm's models.
         dense: Wraps the model, or its backbone, as the part whose work does not depend on the
@@ -89,7 +89,7 @@ def find_timm(
     """Builds a model of timm's registry, in which mmvttt's are, for images of any size.
 
     Args:
-        name: Its name.
+        name: Its name; with a tag, as timm has them, its weights are loaded.
         arguments: Its arguments.
         weightless: Build it on the meta device if its code allows that.
 
@@ -107,10 +107,11 @@ def find_timm(
             'the model, such as in_chans=4'
         )
     try:
-        model = built(lambda: _build_timm(name, arguments or {}), weightless)
+        pretrained = dict(pretrained='.' in name and not weightless)
+        model = built(lambda: _build_timm(name, {**pretrained, **(arguments or {})}), weightless)
     except Exception as error:
         # Models raise errors of many classes, and so does a hub that cannot be reached.
-        if not arguments or isinstance(error, UsageError):
+        if not arguments or isinstance(error, (CheckpointError, UsageError)):
             raise
         raise UsageError(f'{name} cannot be built with {arguments}: {first_line(error)}') from error
     return NamedModel(name, model, timm.data.resolve_model_data_config(model)['input_size'][1:])

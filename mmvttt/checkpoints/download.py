@@ -47,8 +47,16 @@ def shown(source: str) -> str:
     if not re.match(r'(https?|ftps?|sftp)://', source):
         return source
     parts = urlsplit(source)
-    query = '…' if parts.query else ''
+    # One digit is no token.
+    query = parts.query if re.fullmatch(r'\w+=\d', parts.query) else '…' if parts.query else ''
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition('@')[2], query=query))
+
+
+def cache() -> Path:
+    """The folder of downloads, torch's: TORCH_HOME decides."""
+    import torch
+
+    return Path(torch.hub.get_dir(), 'checkpoints')
 
 
 def download(url: str, path: Path, sha256: str = '') -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointMissingError, suggest
+from .download import cache, download
 
 SCHEME = 'mmvttt://'
 _FOLDER = Path(__file__).with_name('weights')
@@ -110,34 +111,52 @@ def published(name: str) -> Published:
     return PUBLISHED[short]
 
 
-def local_file(row: Published) -> Path | None:
-    """The file of published weights on this machine, or None if it has to be downloaded.
+def published_file(name: str) -> Path:
+    """The file of `mmvttt://NAME`, downloaded if it is not on this machine.
 
-    Looks among the files that come with mmvttt, then in the folder MMVTTT_WEIGHTS, else in the
-    cache of downloads.
+    It comes with mmvttt, or lies in the folder MMVTTT_WEIGHTS; else it is downloaded, once, from
+    the mirror that MMVTTT_WEIGHTS names or from the authors' address.
+
+    Raises:
+        CheckpointMissingError: There are no such weights, or not in that folder.
+        CheckpointError: They cannot be downloaded.
     """
+    row = published(name)
+    path, url = _where(row)
+    if path.is_file():
+        return path
+    if not url:
+        raise CheckpointMissingError(
+            f'MMVTTT_WEIGHTS is a folder without {row.name}.pth and {row.name}.safetensors: put '
+            f'the file of {row.url} there as {os.fspath(path)!r}'
+        )
+    download(url, path, row.sha256)
+    return path
+
+
+def _where(row: Published) -> tuple[Path, str]:
+    """Where the file of some weights is or will be, and the address to download it from or ''."""
     if not row.url:
         # `publish_checkpoint` puts the first digits of the hash behind the name.
-        return next(_FOLDER.glob(f'{row.name}-????????.safetensors'))
-    place = _place()
-    if '://' in place:
-        return None
-    files = (Path(place, f'{row.name}{suffix}') for suffix in ('.pth', '.safetensors'))
-    file = next((file for file in files if file.is_file()), None)
-    if place and file is None:
-        raise CheckpointMissingError(
-            f'MMVTTT_WEIGHTS names {place!r}, where there is neither {row.name}.pth nor '
-            f'{row.name}.safetensors: put the file of {row.url} there'
-        )
-    return file if place else None
+        return next(_FOLDER.glob(f'{row.name}-????????.safetensors')), ''
+    place = os.path.expanduser(os.environ.get('MMVTTT_WEIGHTS', ''))
+    if place and '://' not in place:
+        files = [Path(place, f'{row.name}{suffix}') for suffix in ('.pth', '.safetensors')]
+        return next((file for file in files if file.is_file()), files[0]), ''
+    mirror = f'{place.rstrip("/")}/{row.name}.pth' if place else ''
+    return cache() / 'mmvttt' / f'{row.name}.pth', mirror or row.url
 
 
-def address(row: Published) -> str:
-    """The address to download from: the authors', or the mirror that MMVTTT_WEIGHTS names."""
-    place = _place()
-    return f'{place.rstrip("/")}/{row.name}.pth' if '://' in place else row.url
-
-
-def _place() -> str:
-    """A folder of the files, the address of a mirror, or ''."""
-    return os.path.expanduser(os.environ.get('MMVTTT_WEIGHTS', ''))
+def listing() -> str:
+    """A table of all published weights, with what of them is on this machine."""
+    rows = [('name', 'task', "result, the publisher's", 'size', 'here')]
+    for row in PUBLISHED.values():
+        path, _ = _where(row)
+        here = path.is_file()
+        size = path.stat().st_size if here else row.size
+        megabytes = f'{size / 1e6:.1f} MB' if size else 'unknown'
+        result = row.results if not row.start_of else f'{row.results} start of {row.start_of}'
+        rows.append((row.name, row.task, result.strip(), megabytes, 'yes' if here else 'no'))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ('  '.join(map(str.ljust, cells, widths)).rstrip() for cells in rows)
+    return '\n'.join(lines)

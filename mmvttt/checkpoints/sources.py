@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import urlparse
 
 from ..errors import CheckpointError, CheckpointMissingError, first_line
-from .download import download, file_digest, kept_digest, shown
-from .published import SCHEME, address, local_file, published
+from .download import cache, download, file_digest, kept_digest, shown
+from .published import SCHEME, published_file
 
 # Prefix of the names of timm's hub, as mmengine's 'torchvision://'.
 _TIMM = 'timm://'
@@ -131,7 +131,7 @@ def find_source(checkpoint: str | os.PathLike[str]) -> Source:
     """
     source = os.fspath(checkpoint)
     if source.startswith(SCHEME):
-        return Source(source, (_published(source),))
+        return Source(source, (published_file(source),))
     if source.startswith(_TIMM):
         return _from_timm(source)
     if source.startswith(_HUB):
@@ -229,28 +229,14 @@ def _hub_errors(source: str, remedy: str) -> Iterator[None]:
         ) from error
 
 
-def _published(source: str) -> Path:
-    """The file of `mmvttt://NAME`, downloaded if it is not here yet."""
-    row = published(source)
-    return local_file(row) or _downloaded(address(row), f'mmvttt/{row.name}.pth', row.sha256)
-
-
-def _downloaded(url: str, name: str = '', sha256: str = '') -> Path:
-    """The file of a URL in torch's cache, where it is called `name`."""
-    path = cached_file(url, name)
-    if not path.is_file():
-        download(url, path, sha256)
-    return path
-
-
-def cached_file(url: str, name: str = '') -> Path:
-    """Where the file of a URL is, or will be."""
-    import torch
-
+def _downloaded(url: str) -> Path:
+    """The file of a URL in the cache."""
     # Many sites have a file of this name: each URL has a folder.
     folder = hashlib.sha256(url.encode()).hexdigest()[:16]
-    last = os.path.basename(urlparse(url).path).lstrip('.') or 'weights.pth'
-    return Path(torch.hub.get_dir(), 'checkpoints', name or f'{folder}/{last}')
+    path = cache() / folder / (os.path.basename(urlparse(url).path).lstrip('.') or 'weights.pth')
+    if not path.is_file():
+        download(url, path)
+    return path
 
 
 def _from_timm(source: str) -> Source:

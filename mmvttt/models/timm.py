@@ -10,13 +10,16 @@ from typing import Any
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import ClassifierHead
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._builder import load_pretrained
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from mmvttt.errors import OptionError
 
 from ..arguments import check_int
-from ..checkpoints.published import local_file, published
+from ..checkpoints.authors import by_our_names
+from ..checkpoints.published import SCHEME
+from ..checkpoints.read import read_weights
 from .backbones import T5, HViT3, ViT3, Vittt
 from .layers.conv import to_map
 from .linearize import folder  # noqa: F401 - registers linear_vit
@@ -43,6 +46,7 @@ class Classifier(nn.Module):
     """
 
     backbone: Any
+    pretrained_cfg: Any
     # Attribute of the backbone with the parts that `forward_intermediates` counts.
     parts = 'blocks'
 
@@ -71,6 +75,7 @@ class Classifier(nn.Module):
         self.head = ClassifierHead(
             self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate
         )
+        self.register_load_state_dict_pre_hook(_from_authors)
 
     def _build(self, backbone_cls: Callable[..., nn.Module], **options: Any) -> nn.Module:
         backbone = backbone_cls(**options)
@@ -86,6 +91,11 @@ class Classifier(nn.Module):
         """Channels and stride of each part's map."""
         model = self.backbone
         return [(model.embed_dims, model.patch_size)] * model.num_layers
+
+    def load_pretrained(self, checkpoint: str) -> None:
+        """Loads what `read_content` takes, with timm's changes of channels and classes."""
+        source: Any = {**self.pretrained_cfg, 'state_dict': read_weights(checkpoint)}
+        load_pretrained(self, source, self.num_classes, self.in_chans)
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         """Resizes the stored position embedding; images of any size work without this."""
@@ -267,6 +277,15 @@ class StagedClassifier(Classifier):
         return dict(stem=r'^backbone\.stem', blocks=[*(stages if coarse else blocks), _NORM])
 
 
+def _from_authors(_: nn.Module, weights: dict[str, Tensor], prefix: str, *__: Any) -> None:
+    """Translates the authors' names in what `load_state_dict` gets, in place."""
+    inside = {n.removeprefix(prefix): v for n, v in weights.items() if n.startswith(prefix)}
+    if conversion := by_our_names(inside):
+        for name in inside:
+            del weights[f'{prefix}{name}']
+        weights.update({f'{prefix}{n}': v for n, v in conversion.weights.items()})
+
+
 def _cfg(first_conv: str, **other: Any) -> dict[str, Any]:
     standard: dict[str, Any] = dict(
         url='',
@@ -279,6 +298,8 @@ def _cfg(first_conv: str, **other: Any) -> dict[str, Any]:
         std=IMAGENET_DEFAULT_STD,
         first_conv=first_conv,
         classifier='head.fc',
+        # By `Classifier.load_pretrained`.
+        custom_load=True,
     )
     return {**standard, **other}
 
@@ -294,10 +315,20 @@ _MODELS: dict[str, tuple[Any, dict[str, Any], str]] = {
     )
     for arch in ('tiny', 'small', 'base')
 }
-_cfgs = {
-    name: _cfg('backbone.stem.0.conv' if backbone is HViT3 else 'backbone.patch_embed.proj')
-    for name, (backbone, _, _) in _MODELS.items()
+# The published weights of some, by their tags.
+_TAGS = {
+    f'{name}_{arch}{rest}': (tag, f'{SCHEME}{short}_{arch[0]}{end}')
+    for name, short, rest, end, tag in (
+        ('vit3', 'vit3', '_patch16_224', '_in1k', '.in1k'),
+        ('h_vit3', 'hvit3', '', '_mesa_in1k', '.mesa_in1k'),
+    )
+    for arch in ('tiny', 'small', 'base')
 }
+_cfgs = {}
+for _name, (_backbone, _, _) in _MODELS.items():
+    _tag, _file = _TAGS.get(_name, ('', None))
+    _conv = 'backbone.stem.0.conv' if _backbone is HViT3 else 'backbone.patch_embed.proj'
+    _cfgs[f'{_name}{_tag}'] = _cfg(_conv, file=_file)
 # configs/cifar10_vittt_nano.py, whose weights come with the package.
 _MODELS['vittt_nano_patch4_32'] = (
     Vittt,
@@ -310,12 +341,16 @@ _MODELS['vittt_nano_patch4_32'] = (
 )
 _cfgs['vittt_nano_patch4_32.cifar10'] = _cfg(
     'backbone.patch_embed.proj',
-    file=str(local_file(published('cifar10_vittt_nano'))),
+    file=f'{SCHEME}cifar10_vittt_nano',
     num_classes=10,
     input_size=(3, 32, 32),
     crop_pct=1.0,
     mean=(125.3 / 255, 123.0 / 255, 113.9 / 255),
     std=(63.0 / 255, 62.1 / 255, 66.7 / 255),
+    label_names=(
+        *('airplane', 'automobile', 'bird', 'cat', 'deer'),
+        *('dog', 'frog', 'horse', 'ship', 'truck'),
+    ),
 )
 default_cfgs = generate_default_cfgs(_cfgs)
 
@@ -325,6 +360,8 @@ def _entrypoint(name: str) -> Callable[..., nn.Module]:
 
     def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         outs = (0, 1, 2, 3) if backbone is HViT3 else 3
+        if (overlay := kwargs.get('pretrained_cfg_overlay') or {}).get('file'):
+            kwargs['pretrained_cfg_overlay'] = {'custom_load': True, **overlay}
         return build_model_with_cfg(
             StagedClassifier if backbone is HViT3 else Classifier,
             name,

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmvttt.checkpoints import download, published, sources
+from mmvttt.checkpoints import download
+from mmvttt.checkpoints.published import published_file
 from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointError, CheckpointMissingError
 
@@ -87,7 +88,7 @@ def test_a_planted_link_is_not_followed(share: Share, tmp_path: Path) -> None:
         share.cuts = []
         assert len(read_content(url)['a']) == 5000
         assert victim.read_bytes() == b'v' * 10_000
-        sources.cached_file(url).unlink()
+        next(tmp_path.rglob('a.pth')).unlink()
 
 
 def test_what_is_not_the_file_is_said(share: Share, tmp_path: Path) -> None:
@@ -111,10 +112,10 @@ def test_what_is_not_the_file_is_said(share: Share, tmp_path: Path) -> None:
 def test_the_digest_is_compared_at_each_load(share: Share, tmp_path: Path) -> None:
     """Of what was downloaded, and of a file whose name has one, such as the shipped ones."""
     read_content(f'mmvttt://{NAME}')
-    shipped = published.local_file(published.PUBLISHED['cifar10_vittt_nano'])
+    shipped = published_file('cifar10_vittt_nano')
     copy = tmp_path / shipped.name
     for path, original in (
-        (sources.cached_file('', f'mmvttt/{NAME}.pth'), SMALL),
+        (published_file(NAME), SMALL),
         (copy, shipped.read_bytes()),
     ):
         path.write_bytes(original)

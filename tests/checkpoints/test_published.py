@@ -42,7 +42,7 @@ def test_a_folder_takes_the_place_of_the_addresses(
     from safetensors.torch import save_file
 
     monkeypatch.setenv('MMVTTT_WEIGHTS', str(tmp_path))
-    with pytest.raises(CheckpointMissingError, match='neither vit3_t_in1k'):
+    with pytest.raises(CheckpointMissingError, match='without vit3_t_in1k'):
         find_source('mmvttt://vit3_t_in1k')
     weights = nn.Linear(2, 3).state_dict()
     write = torch.save if suffix == '.pth' else save_file

@@ -1,0 +1,31 @@
+"""Lists the published weights, or downloads them (mmvttt.checkpoints.published).
+
+MMVTTT_WEIGHTS names a folder with NAME.pth or NAME.safetensors, or the address of a mirror that is
+asked instead of the authors'.
+
+example: mmvttt weights
+         mmvttt weights maskrcnn_hvit3_t_1x hvit3_t_mesa_in1k
+"""
+
+from mmvttt import cli
+
+
+def main() -> None:
+    parser = cli.command_line(__doc__)
+    help = 'weights to download; none: list all of them'
+    parser.add_argument('names', nargs='*', metavar='NAME', help=help)
+    names = parser.parse_args().names
+    with cli.plain_errors():
+        from mmvttt.checkpoints.published import SCHEME, listing, published
+        from mmvttt.checkpoints.sources import find_source
+
+        if not names:
+            print(listing())
+        for row in [published(name) for name in names]:
+            source = find_source(f'{SCHEME}{row.name}')
+            source.require_intact()
+            print(f'{row.name}: {source.files[0]}')
+
+
+if __name__ == '__main__':
+    main()
