@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class NamedModel:
         config: Its config, or None for timm's models.
         dense: Wraps the model, or its backbone, as the part whose work does not depend on the
             content of an image.
+        weights: Where its weights come from; '' for random ones.
     """
 
     name: str
@@ -41,6 +43,18 @@ class NamedModel:
     size: tuple[int, int]
     config: Any = None
     dense: Callable[[nn.Module], nn.Module] = lambda model: model
+    weights: str = ''
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """How a timm model's images, of 0 to 255, are prepared, and its classes, each as JSON."""
+        if self.config is not None:
+            return {}
+        cfg = timm.data.resolve_model_data_config(self.model)
+        scaled: dict[str, Any] = {key: [255 * x for x in cfg[key]] for key in ('mean', 'std')}
+        if self.weights and (names := self.model.pretrained_cfg.get('label_names')):
+            scaled['classes'] = list(names)
+        return {key: json.dumps(value) for key, value in (scaled | dict(to_rgb=True)).items()}
 
     @property
     def backbone(self) -> nn.Module:
@@ -107,14 +121,17 @@ def find_timm(
             'the model, such as in_chans=4'
         )
     try:
-        pretrained = dict(pretrained='.' in name and not weightless)
-        model = built(lambda: _build_timm(name, {**pretrained, **(arguments or {})}), weightless)
+        tagged = '.' in name and not weightless
+        model = built(
+            lambda: _build_timm(name, dict(pretrained=tagged) | (arguments or {})), weightless
+        )
     except Exception as error:
         # Models raise errors of many classes, and so does a hub that cannot be reached.
         if not arguments or isinstance(error, (CheckpointError, UsageError)):
             raise
         raise UsageError(f'{name} cannot be built with {arguments}: {first_line(error)}') from error
-    return NamedModel(name, model, timm.data.resolve_model_data_config(model)['input_size'][1:])
+    size = timm.data.resolve_model_data_config(model)['input_size'][1:]
+    return NamedModel(name, model, size, weights=name if tagged else '')
 
 
 def built(build: Callable[[], nn.Module], weightless: bool) -> nn.Module:

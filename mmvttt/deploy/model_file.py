@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..checkpoints.download import shown
 from ..checkpoints.load import load_pretrained
+from ..checkpoints.published import PUBLISHED, SCHEME
 from ..errors import CheckpointMismatchError
 from ..named_model import NamedModel, image_channels, read_picture
 from .compare import Comparison, Runs, compare
@@ -59,6 +60,9 @@ def write_model(
     network.eval().requires_grad_(False)
     if checkpoint is not None:
         _load_all(named.model, checkpoint, getattr(network, 'prefixes', ''))
+    source = named.weights if checkpoint is None else shown(os.fspath(checkpoint))
+    published = f' (published: --checkpoint {SCHEME}{named.name})' * (named.name in PUBLISHED)
+    print(f'{named.name}: weights of {source}' if source else f'random weights{published}')
     height, width = size or named.size
     channels = image_channels(network)
     # Two: with one image, what is one because of it is taken for fixed.
@@ -67,6 +71,7 @@ def write_model(
     notes = {
         'model': named.name,
         'image': f'float32 (B, {channels}, H, W), prepared as data_preprocessor',
+        **named.notes,
         **(notes or {}),
     }
     names = getattr(network, 'names', None)

@@ -18,6 +18,8 @@ from mmvttt.errors import OptionError
 
 from ..arguments import check_int
 from ..checkpoints.authors import by_our_names
+from ..checkpoints.download import shown
+from ..checkpoints.match import require_match
 from ..checkpoints.published import SCHEME
 from ..checkpoints.read import read_weights
 from .backbones import T5, HViT3, ViT3, Vittt
@@ -94,7 +96,9 @@ class Classifier(nn.Module):
 
     def load_pretrained(self, checkpoint: str) -> None:
         """Loads what `read_content` takes, with timm's changes of channels and classes."""
-        source: Any = {**self.pretrained_cfg, 'state_dict': read_weights(checkpoint)}
+        weights = read_weights(checkpoint)
+        require_match(self, weights, shown(checkpoint))
+        source: Any = {**self.pretrained_cfg, 'state_dict': weights}
         load_pretrained(self, source, self.num_classes, self.in_chans)
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:

@@ -1,6 +1,7 @@
 """Every model of ours in timm's registry, by the contract that timm's own models are held to."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import timm
@@ -11,6 +12,10 @@ from timm.optim import param_groups_layer_decay
 from torch.utils.flop_counter import FlopCounterMode
 
 import mmvttt.models.timm  # noqa: F401 - registers the models
+from mmvttt.errors import CheckpointError
+from mmvttt.models.backbones import HViT3
+
+from . import published
 
 PLAIN = dict(embed_dims=64, num_layers=3, num_heads=2, feedforward_channels=96)
 STAGED = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
@@ -54,7 +59,8 @@ def test_all_models_are_registered() -> None:
     assert set(MODELS) == {*SIZES, SHIPPED}
     assert all(timm.is_model(name) for name in MODELS)
     pretrained = {name.partition('.')[0] for name in timm.list_pretrained()}
-    assert pretrained & set(MODELS) == {SHIPPED}
+    tagged = {name for name in MODELS if 'vit3' in name}
+    assert pretrained & set(MODELS) == {SHIPPED, *tagged}
 
 
 def test_shipped_weights_answer_as_they_did_when_they_were_made() -> None:
@@ -219,3 +225,39 @@ def test_bad_options_are_named() -> None:
             change()
     with pytest.raises(RuntimeError, match='No pretrained weights'):
         timm.create_model('vittt_tiny_patch16_224', arch=PLAIN, pretrained=True)
+
+
+@pytest.mark.parametrize('full', [False, True])
+def test_published_weights_by_tag(
+    full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the authors' names, averaged, with timm's changes of channels and classes."""
+    arch = HViT3.arch_zoo['tiny']
+    sizes = (arch[key] for key in ('embed_dims', 'depths', 'num_heads'))
+    weights = published.random_weights(published.hierarchical_shapes(*sizes, classes=1000))
+    raw = {name: torch.zeros_like(value) for name, value in weights.items()}
+    content = dict(model=raw, state_dict_ema=weights) if full else dict(model=weights)
+    path = tmp_path / 'hvit3_t_mesa_in1k.pth'
+    torch.save(content, path)
+    monkeypatch.setenv('MMVTTT_WEIGHTS', str(tmp_path))
+    models = [
+        timm.create_model('h_vit3_tiny.mesa_in1k', pretrained=True),
+        timm.create_model(
+            'h_vit3_tiny', pretrained=True, pretrained_cfg_overlay=dict(file=str(path))
+        ),
+        timm.create_model('h_vit3_tiny', checkpoint_path=str(path)),
+    ]
+    for model in models:
+        assert 'state_dict' not in model.pretrained_cfg
+        for name, value in models[0].state_dict().items():
+            assert torch.equal(model.state_dict()[name], value)
+        assert torch.equal(model.head.fc.weight, weights['head.weight'])
+    stem = weights['patch_embed.conv.0.conv.weight']
+    other = timm.create_model('h_vit3_tiny', pretrained=True, in_chans=1, num_classes=3)
+    torch.testing.assert_close(other.backbone.stem[0].conv.weight, stem.sum(1, keepdim=True))
+    features = timm.create_model('h_vit3_tiny', pretrained=True, features_only=True)
+    assert torch.equal(features.model.backbone.stem[0].conv.weight, stem)
+    with pytest.raises(CheckpointError, match='in other shapes'):
+        timm.create_model(
+            'h_vit3_small', pretrained=True, pretrained_cfg_overlay=dict(file=str(path))
+        )

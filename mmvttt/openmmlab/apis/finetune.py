@@ -17,7 +17,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from mmvttt.checkpoints.published import PUBLISHED, SCHEME
-from mmvttt.checkpoints.sources import located
+from mmvttt.checkpoints.sources import find_source
 from mmvttt.errors import CheckpointError, DataError, UsageError
 from mmvttt.pictures import open_image
 
@@ -209,7 +209,7 @@ def _choose(
     toolbox, small = _TASKS[task][:2]
     if start is None and toolbox == 'mmdet' and torch.cuda.is_available():
         try:
-            located(f'{SCHEME}{_COCO}')
+            find_source(f'{SCHEME}{_COCO}')
             return _COCO, f'{SCHEME}{_COCO}'
         except CheckpointError as error:
             say(f'  {_COCO} is not the start: {error}')
