@@ -72,23 +72,25 @@ class Mixer(nn.Module):
         super().__init__()
         d = dims // heads
         self.heads = heads
-        self.qkv = nn.Linear(dims, 4 * dims, bias=False)  # q = k, and v, of two scans
+        # q = k, and v, of two scans; the gate; the step of every scan and head
+        self.widths = [2 * dims, 2 * dims, dims, 2 * heads]
+        self.in_proj = nn.Linear(dims, sum(self.widths), bias=False)
+        self.eta_bias = nn.Parameter(torch.zeros(2 * heads))
         self.q_conv, self.k_conv = Conv(dims), Conv(dims)
-        self.eta = nn.Linear(dims, 2 * heads)
         self.token_scale = nn.Parameter(torch.zeros(2, mini_batch))
         self.w0 = nn.Parameter(0.02 * torch.randn(2, heads, d, d))
         self.b0 = nn.Parameter(torch.zeros(2, heads, d))
         self.ln_weight = nn.Parameter(torch.ones(2, heads, d))
         self.ln_bias = nn.Parameter(torch.zeros(2, heads, d))
-        self.gate = nn.Linear(dims, dims, bias=False)
         self.proj = nn.Linear(dims, dims, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normed tokens `(B, T, D)` → `(B, T, D)`."""
-        qk, v = self.qkv(x).unflatten(-1, (2, 2, -1)).unbind(3)  # (B, T, 2, D)
+        qk, v, gate, eta = self.in_proj(x).split(self.widths, -1)
+        qk, v = qk.unflatten(-1, (2, -1)), v.unflatten(-1, (2, -1))  # (B, T, 2, D)
         q, k = causal_conv(qk, self.q_conv.weight), causal_conv(qk, self.k_conv.weight)
         q, k, v = (y.unflatten(-1, (self.heads, -1)) for y in (q, k, v))  # (B, T, 2, H, d)
-        eta = self.eta(x).unflatten(-1, (2, -1)).sigmoid() / q.shape[-1]  # (B, T, 2, H)
+        eta = (eta + self.eta_bias).unflatten(-1, (2, -1)).sigmoid() / q.shape[-1]  # (B, T, 2, H)
         t = torch.arange(1, self.token_scale.shape[1] + 1).to(self.token_scale)
         tau = (1 / t + self.token_scale).clamp(min=0)  # (2, b)
         out = 0
@@ -99,7 +101,7 @@ class Mixer(nn.Module):
             c = self.b0[scan, :, None]
             read = train_and_read(q_s, k_s, v_s, eta_s, tau[scan], self.w0[scan], c, norm)
             out = out + order(read.transpose(1, 2)).flatten(2)
-        return self.proj(out * F.gelu(self.gate(x)))
+        return self.proj(out * F.gelu(gate))
 
 
 class SwiGLU(nn.Module):

@@ -24,7 +24,7 @@ _DIGITS = re.compile(r'\d+')
 _WHOLE = {
     'patch embeddings': r'(^|\.)patch_embed\..*weight$',
     'feed-forward networks': r'\.mlp\..*weight$',
-    'queries, keys and values': r'\.(qkv|q_proj|k_proj|v_proj)\.weight$',
+    'queries, keys and values': r'\.(in_proj|qkv|q_proj|k_proj|v_proj)\.weight$',
     'layer scales': r'\.(ls[12]\.gamma|gamma_[12])$',
     'register tokens': r'(^|\.)reg_token$',
 }

@@ -56,8 +56,8 @@ def inputs_of(model: nn.Module, image: Tensor) -> list[Tensor]:
 @torch.no_grad()
 def expected_scan(mixer: TTTLinearMixer, x: Tensor, r: int, head: int) -> tuple[Tensor, ...]:
     """Norms of the gradients and losses of the tokens, and the last (W, c), of the second image."""
-    _, k, v = (y[1, :, r, head] for y in mixer.project(x))
-    eta, tau = mixer.scaled_eta(x)[1, :, r, head], mixer.positional_scale()
+    _, k, v, eta = (y[1, :, r, head] for y in mixer.project(x)[:4])
+    tau = mixer.positional_scale()
     w, c, weight, bias = (y[r, head] for y in mixer.inner_parameters())
     order = range(len(k)) if mixer.directions[r] == 'forward' else range(len(k))[::-1]
 
@@ -104,7 +104,7 @@ def test_the_scan_is_its_definition(token_scale: str | None) -> None:
                 assert moves.sum() >= (w - w0).norm()
                 assert 1 <= scan.rank[1, r, head] <= 8
                 tau = 1 if token_scale is None else mixer.positional_scale()[r, -1]
-                rate = mixer.scaled_eta(x)[1, :, r, head] * tau
+                rate = mixer.project(x)[3][1, :, r, head] * tau
                 torch.testing.assert_close(scan.rate[1, :, r, head], rate)
         # 9 patches: the backward scan has read more before the first four, the forward scan after.
         norms = scan.magnitude.norm(dim=-1)

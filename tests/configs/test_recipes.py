@@ -342,11 +342,11 @@ STARTS: dict[str, float | str] = {
     r'sampling_offsets\.bias': 'rays',
     r'gamma|sampling_offsets\.weight|attention_weights\.weight': 'zeros',
     r'(norm\d?|norms\.\d|bn)\.weight|ln_weight': 'ones',
-    r'token_scale|b0|ln_bias': 'zeros',
+    r'token_scale|b0|ln_bias|eta_bias': 'zeros',
     r'patch_embed\.proj\.|stem\.\d\.conv\.': 'torch',
     r'conv2d\.|cpe\.|[qk]_conv\.|mlp\.dwconv\.|downsample\.(widen|halve|narrow)\.': 'torch',
     r'pos_embed|\.w[0-3]$': 0.02,
-    r'(qkv|eta|gate|proj|fc\d?)\.weight': 0.02,
+    r'(qkv|proj|fc\d?)\.weight': 0.02,
     r'\.bias$': 'zeros',
 }
 

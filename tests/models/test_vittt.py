@@ -1,11 +1,15 @@
 """Vittt against Tab. 3 of its paper, and its options; its literal readings (docs/fidelity.md)."""
 
+import copy
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.models.backbones.vittt import CLASS_TOKENS, DESIGN_ROUTE, POOLING, Vittt, VitttBlock
 from mmvttt.models.layers import TTTLinearMixer
 
@@ -68,11 +72,35 @@ def test_both_directions_add_up_to_the_single_ones() -> None:
 
 def _scan(name: str, value: torch.Tensor, r: int, mixer: nn.Module) -> torch.Tensor:
     """The part of direction r of a parameter of the mixer."""
-    if name.startswith(('qkv', 'eta')):
-        return value.chunk(len(mixer.directions))[r]
-    if name.startswith(('gate', 'proj')):
+    if name == 'proj.weight':
         return value
-    return value[r : r + 1]
+    if name != 'in_proj.weight':
+        return value.chunk(2)[r]
+    *views, gate, eta = value.split(mixer.widths)
+    return torch.cat([*(x.chunk(2)[r] for x in views), gate, eta.chunk(2)[r]])
+
+
+@pytest.mark.parametrize('design', ['ttt_layer', 'share_qk', 'conv2d'])
+def test_files_from_before_in_proj_are_read(design: str, tmp_path: Path) -> None:
+    """They have qkv, gate and η apart, and the rows of qkv by scan, then by q, k and v."""
+    source = reduced(design=design)
+    weights = {n: torch.randn_like(x) for n, x in source.state_dict().items()}
+    source.load_state_dict(weights)
+    for name in [n.removesuffix('in_proj.weight') for n in weights if 'in_proj' in n]:
+        mixer = source.get_submodule(name.rstrip('.'))
+        *views, gate, eta = weights.pop(f'{name}in_proj.weight').split(mixer.widths)
+        qkv = torch.stack([x.unflatten(0, (len(mixer.directions), -1)) for x in views], 1)
+        old = {'qkv': qkv.flatten(0, 2), 'eta': eta, **({'gate': gate} if len(gate) else {})}
+        weights |= {f'{name}{key}.weight': x for key, x in old.items()}
+        weights[f'{name}eta.bias'] = weights.pop(f'{name}eta_bias')
+    torch.save(weights, tmp_path / 'old.pth')
+    plain, loaded = reduced(design=design), reduced(design=design)
+    copy.deepcopy(plain).load_state_dict(weights)
+    plain.load_state_dict(weights)
+    assert not load_pretrained(loaded, tmp_path / 'old.pth').missing
+    for model in (plain, loaded):
+        for name, value in source.state_dict().items():
+            assert torch.equal(model.get_parameter(name), value), name
 
 
 @pytest.mark.parametrize(('learnable', 'count'), [(2, 2), (1, 1), (0, 0)])
@@ -182,7 +210,7 @@ def test_the_first_step_of_token_16() -> None:
     for options in ({}, dict(eta_scale=2.0, token_scale=None)):
         mixer = TTTLinearMixer(64, 1, **options).double()
         scale = mixer.positional_scale()
-        eta = mixer.scaled_eta(torch.zeros(1, 16, 64, dtype=torch.float64))[0, 15, 0, 0]
+        eta = mixer.project(torch.zeros(1, 16, 64, dtype=torch.float64))[3][0, 15, 0, 0]
         steps.append((eta * (1 if scale is None else scale[0, 15])).item())
     assert steps == pytest.approx([1 / 2 / 64 / 16, 1.0])
 
@@ -192,13 +220,15 @@ def test_the_gate_is_algorithm_1s_or_eq_11s(kind: str) -> None:
     torch.manual_seed(0)
     gated = TTTLinearMixer(16, 2, gate_cfg=dict(type=kind)).double()
     bare = TTTLinearMixer(16, 2).double()
-    bare.load_state_dict(gated.state_dict(), strict=False)
+    weights = gated.state_dict()
+    *views, _, eta = weights['in_proj.weight'].split(gated.widths)
+    bare.load_state_dict({**weights, 'in_proj.weight': torch.cat([*views, eta])})
     x = torch.randn(2, 37, 16, dtype=torch.float64)
     actual = []
     for mixer in (gated, bare):
         mixer.proj.register_forward_hook(lambda _, inputs, __: actual.append(inputs[0]))
         mixer(x)
-    gate = getattr(nn, kind)()(gated.gate(x))
+    gate = getattr(nn, kind)()(gated.project(x)[4])
     torch.testing.assert_close(actual[0], gate * actual[1], rtol=0, atol=1e-12)
 
 

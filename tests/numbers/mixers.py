@@ -98,7 +98,7 @@ T5 = {
 }
 MIXERS = {**VITTT, **VIT3, **DESIGN, **T5}
 # Their gradients are small differences: an output behind a LayerNorm hardly feels a step's length.
-STEPS = ('eta.weight', 'eta.bias', 'token_scale')
+STEPS = ('eta_bias', 'token_scale')
 # So are these: where all tokens are equal, attention does not feel its queries and keys, nor a
 # convolution behind the instance norm its input, and terms of the size of the output cancel.
 CANCELLING = (*STEPS, 'inner.wq', 'inner.wk', 'k_conv.weight', 'k_conv.bias')

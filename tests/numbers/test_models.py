@@ -93,7 +93,7 @@ def check(module, x, dtype, factor, monkeypatch, title):
     loss = UNIT[dtype] * exact[OUTPUT].norm().item()
     for n in error:
         least = max(reference[n], reference[OUTPUT], UNIT[dtype])
-        if n.endswith('.token_scale') or '.eta.' in n:
+        if n.endswith(('.token_scale', '.eta_bias')):
             size = parameters[n].double().norm() * exact[n].norm()
             least = max(least, 4 * loss / size.item())
         times[n] = error[n] / least

@@ -8,6 +8,7 @@ refuses it.
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from .precision import at_least_fp32
@@ -27,36 +28,31 @@ def rms(k: Tensor) -> Tensor:
 
 def layer(k: Tensor) -> Tensor:
     """(k − mean) / √(var + 1e-6) over the channels of each token: `(B, N, C)` → `(B, N, C)`."""
-    x, mean, var = _moments(k, -1)
-    return ((x - mean) * (var + _CHANNEL_EPS).rsqrt()).to(k.dtype)
+    return _normalized(k, _CHANNEL_EPS)
 
 
 def instance(k: Tensor) -> Tensor:
     """(k − mean) / √(var + 1) over the tokens of each channel, T⁵'s: `(B, N, C)` → `(B, N, C)`."""
-    x, mean, var = _moments(k, 1)
-    return ((x - mean) * (var + _TOKEN_EPS).rsqrt()).to(k.dtype)
+    return _normalized(k.mT.contiguous(), _TOKEN_EPS).mT
 
 
 def instance_center(k: Tensor) -> Tensor:
     """k − mean over the tokens of each channel: `(B, N, C)` → `(B, N, C)`."""
-    x, mean, _ = _moments(k, 1)
-    return (x - mean).to(k.dtype)
+    x = at_least_fp32(k)
+    return (x - x.mean(1, keepdim=True)).to(k.dtype)
 
 
 def instance_scale(k: Tensor) -> Tensor:
     """k / √(var + 1) over the tokens of each channel: `(B, N, C)` → `(B, N, C)`."""
-    x, _, var = _moments(k, 1)
+    x = at_least_fp32(k)
+    # Not torch.var, which is slow over tokens.
+    var = (x - x.mean(1, keepdim=True)).square().mean(1, keepdim=True)
     return (x * (var + _TOKEN_EPS).rsqrt()).to(k.dtype)
 
 
-def _moments(k: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The keys in fp32 or more, their mean and biased variance.
-
-    Not torch.var_mean, which is slow over tokens, and which inductor does not fuse.
-    """
-    x = at_least_fp32(k)
-    mean = x.mean(dim, keepdim=True)
-    return x, mean, (x - mean).square().mean(dim, keepdim=True)
+def _normalized(x: Tensor, eps: float) -> Tensor:
+    """Layer normalization of rows, in the dtype of `x`, whatever autocast makes of it elsewhere."""
+    return torch.native_layer_norm(x, x.shape[-1:], None, None, eps)[0]
 
 
 KEY_NORMS: dict[str, KeyNorm] = {

@@ -10,6 +10,7 @@ from functools import reduce
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_backend, check_choice, check_int, check_number, checked_head_dims
@@ -17,9 +18,26 @@ from ttt_kernels import ttt_linear
 
 from .conv import CausalConv1d
 from .norms import build_activation
-from .precision import at_least_fp32
+from .precision import at_least_fp32, in_half
 
 DIRECTIONS = ('forward', 'backward')
+
+
+class AlignedLinear(nn.Linear):
+    """A Linear without bias whose results, in half precision, lie in rows of 16·n numbers.
+
+    A GPU multiplies and loads unaligned rows of half precision in smaller pieces.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(…, in_features)` → `(…, out_features)`, a view of the rows."""
+        rest = -self.out_features % 16
+        if not rest or not in_half(x):
+            return super().forward(x)
+        return F.linear(x, F.pad(self.weight, (0, 0, 0, rest)))[..., : self.out_features]
 
 
 class TTTLinearMixer(nn.Module):
@@ -56,7 +74,6 @@ class TTTLinearMixer(nn.Module):
     """
 
     extras = ('patches',)
-    gate: nn.Linear
     gate_act: nn.Module
 
     def __init__(
@@ -100,14 +117,16 @@ class TTTLinearMixer(nn.Module):
         self.step_scale = eta_base * (1 / head_dims if eta_scale is None else eta_scale)
         self.backend = backend
 
-        # One product for all: q (and k, if apart) and v of the first direction, then the second.
-        self.num_projections = 2 if share_qk else 3
-        self.qkv = nn.Linear(embed_dims, scans * self.num_projections * embed_dims, bias=False)
+        # Rows of the product: q (and k, if apart) and v, each of all scans; the gate; η of every
+        # scan and head.
+        views, gates = 2 if share_qk else 3, 0 if gate_cfg is None else embed_dims
+        self.widths = [*views * [scans * embed_dims], gates, scans * num_heads]
+        self.in_proj = AlignedLinear(embed_dims, sum(self.widths))
+        self.eta_bias = nn.Parameter(torch.zeros(scans * num_heads))
         self.q_conv = self.k_conv = None
         if conv_kernel:
             self.q_conv = CausalConv1d(embed_dims, conv_kernel, directions)
             self.k_conv = CausalConv1d(embed_dims, conv_kernel, directions)
-        self.eta = nn.Linear(embed_dims, scans * num_heads)
         self.token_scale = None
         if token_scale is not None:
             self.token_scale = nn.Parameter(torch.zeros(scans, mini_batch_size))
@@ -120,27 +139,37 @@ class TTTLinearMixer(nn.Module):
         self.ln_weight = nn.Parameter(torch.ones(scans, num_heads, self.head_dims))
         self.ln_bias = nn.Parameter(torch.zeros(scans, num_heads, self.head_dims))
         self.post_norm = nn.LayerNorm(embed_dims, eps=1e-6) if post_norm else None
-        self.gate = self.gate_act = None
-        if gate_cfg is not None:
-            self.gate = nn.Linear(embed_dims, embed_dims, bias=False)
-            self.gate_act = build_activation('gate_cfg', gate_cfg)
+        self.gate_act = None if gate_cfg is None else build_activation('gate_cfg', gate_cfg)
         self.proj = nn.Linear(embed_dims, embed_dims, bias=False)
         self.reset_parameters()
+        self.register_load_state_dict_pre_hook(TTTLinearMixer.adapt_weights)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initial values as in the language-model TTT layer: normal 0.02, learned scale 0."""
-        for linear in (self.qkv, self.gate, self.proj):
-            if linear is not None:
-                nn.init.trunc_normal_(linear.weight, std=0.02)
-        nn.init.normal_(self.eta.weight, std=0.02)
-        nn.init.zeros_(self.eta.bias)
+        *linear, eta = self.in_proj.weight.split(self.widths)
+        for weight in (*linear, self.proj.weight):
+            nn.init.trunc_normal_(weight, std=0.02)
+        nn.init.normal_(eta, std=0.02)
         nn.init.normal_(self.w0, std=0.02)
 
-    def scaled_eta(self, x: Tensor) -> Tensor:
-        """The step of every token, η: `(B, T, D)` → `(B, T, R, H)`."""
-        eta = self.eta(x).unflatten(-1, (len(self.directions), self.num_heads))
-        return self.step_scale * at_least_fp32(eta).sigmoid()
+    def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '', *_: Any) -> None:
+        """Joins the projections of files from before `in_proj`, with q and v of each scan in turn.
+
+        Files of another size are left for the report of mismatches.
+        """
+        old = [f'{prefix}{name}.weight' for name in ('qkv', 'gate', 'eta')]
+        weights = [state_dict[name] for name in old if name in state_dict]
+        bias = state_dict.get(f'{prefix}eta.bias')
+        fits = [len(x) for x in weights] == [sum(self.widths[:-2]), *filter(None, self.widths[-2:])]
+        if bias is None or not fits or {x.shape[1:] for x in weights} != {(self.embed_dims,)}:
+            return
+        for name in (*old, f'{prefix}eta.bias'):
+            state_dict.pop(name, None)
+        views = weights[0].unflatten(0, (len(self.directions), -1, self.embed_dims))
+        weights[0] = views.transpose(0, 1).flatten(0, 2)
+        state_dict[f'{prefix}in_proj.weight'] = torch.cat(weights)
+        state_dict[f'{prefix}eta_bias'] = bias
 
     def positional_scale(self) -> Tensor | None:
         """The token-index scale max(0, 1/t + learned) of t = 1…b, `(R, b)`, if there is one."""
@@ -148,12 +177,16 @@ class TTTLinearMixer(nn.Module):
             return None
         learned = at_least_fp32(self.token_scale)
         t = torch.arange(1, self.mini_batch_size + 1, device=learned.device, dtype=learned.dtype)
-        return (1 / t + learned).clamp(min=0)
+        return (t.reciprocal() + learned).relu()
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Test, training and label view of the tokens: `(B, T, D)` → three `(B, T, R, H, d)`."""
-        split = (len(self.directions), self.num_projections, self.embed_dims)
-        *views, v = self.qkv(x).unflatten(-1, split).unbind(3)
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Test, training and label view, steps and gates of the tokens.
+
+        `(B, T, D)` → three `(B, T, R, H, d)`, η `(B, T, R, H)` ready to use, and `(B, T, D)` before
+        the activation, or `(B, T, 0)` without gate.
+        """
+        *views, gate, eta = self.in_proj(x).split(self.widths, dim=-1)
+        *views, v = (y.unflatten(-1, (len(self.directions), -1)) for y in views)
         if self.q_conv is None:
             q, k = views[0], views[-1]
         elif self.share_qk:
@@ -161,8 +194,9 @@ class TTTLinearMixer(nn.Module):
         else:
             convs: Any = zip(views, (self.q_conv, self.k_conv), strict=True)
             q, k = (conv(view, backend=self.backend) for view, conv in convs)
-        heads = (self.num_heads, self.head_dims)
-        return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
+        q, k, v = (y.unflatten(-1, (self.num_heads, self.head_dims)) for y in (q, k, v))
+        eta = (eta + at_least_fp32(self.eta_bias)).sigmoid() * self.step_scale
+        return q, k, v, eta.unflatten(-1, (-1, self.num_heads)), gate
 
     def inner_parameters(self) -> tuple[Tensor, ...]:
         """W0 `(R, H, d, d)`; b0, inner LN weight and bias `(R, H, d)`, in the state's precision."""
@@ -175,9 +209,9 @@ class TTTLinearMixer(nn.Module):
         self, x: Tensor, hw: tuple[int, int] | None = None, patches: Tensor | None = None
     ) -> Tensor:
         """Normed tokens `(B, T, D)` → mixed tokens `(B, T, D)`; a scan needs no map."""
+        *tokens, gate = self.project(x)
         z = ttt_linear(
-            *self.project(x),
-            self.scaled_eta(x),
+            *tokens,
             *self.inner_parameters(),
             self.positional_scale(),
             directions=self.directions,
@@ -188,8 +222,8 @@ class TTTLinearMixer(nn.Module):
         z = reduce(torch.add, z.unbind(2)).flatten(2)
         if self.post_norm is not None:
             z = self.post_norm(z)
-        if self.gate is not None:
-            z = z * self.gate_act(self.gate(x))
+        if self.gate_act is not None:
+            z = z * self.gate_act(gate)
         return self.proj(z)
 
     @staticmethod

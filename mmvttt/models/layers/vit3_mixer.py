@@ -66,15 +66,16 @@ class ViT3Mixer(nn.Module):
             hw: Size of the map.
             rotation: `(h·w, C / 2)` of `rotation_2d`, for q and k of the gated heads.
         """
-        # Split once: the gradients of all parts come together in one copy.
-        widths = [2 * self.embed_dims, self.embed_dims, *3 * [self.head_dims]]
-        qk, v, *local = self.qkv(x).split(widths, dim=-1)
-        qk = qk.unflatten(-1, (2, self.embed_dims))
+        # Split once, q and k together only to rotate them: the gradients of all parts come together
+        # in one copy.
+        dims = self.embed_dims
+        both = [dims, dims] if rotation is None else [2 * dims]
+        widths = [*both, dims, *3 * [self.head_dims]]
+        *qk, v, q2, k2, v2 = self.qkv(x).split(widths, dim=-1)
         if rotation is not None:
-            qk = rotate(qk, rotation)
-        q, k = qk.unflatten(-1, (self.num_heads, self.head_dims)).unbind(2)
-        v = v.unflatten(-1, (self.num_heads, self.head_dims))
+            qk = rotate(qk[0].unflatten(-1, (2, dims)), rotation).unbind(2)
+        q, k, v = (y.unflatten(-1, (self.num_heads, self.head_dims)) for y in (*qk, v))
         w1, w2, w3 = (at_least_fp32(w) for w in (self.w1, self.w2, self.w3))
         out = ttt_glu(q, k, v, w1, w2, scale=self.scale, backend=self.backend).flatten(2)
-        conv = ttt_dwconv(*local, w3, hw=hw, scale=self.scale, backend=self.backend)
+        conv = ttt_dwconv(q2, k2, v2, w3, hw=hw, scale=self.scale, backend=self.backend)
         return self.proj(torch.cat([out, conv], dim=-1))
