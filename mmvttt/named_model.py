@@ -52,8 +52,9 @@ class NamedModel:
             return {}
         cfg = timm.data.resolve_model_data_config(self.model)
         scaled: dict[str, Any] = {key: [255 * x for x in cfg[key]] for key in ('mean', 'std')}
-        if self.weights and (names := self.model.pretrained_cfg.get('label_names')):
-            scaled['classes'] = list(names)
+        pretrained: Any = self.model.pretrained_cfg
+        if self.weights and pretrained.get('label_names'):
+            scaled['classes'] = list(pretrained['label_names'])
         return {key: json.dumps(value) for key, value in (scaled | dict(to_rgb=True)).items()}
 
     @property

@@ -240,11 +240,10 @@ def test_published_weights_by_tag(
     path = tmp_path / 'hvit3_t_mesa_in1k.pth'
     torch.save(content, path)
     monkeypatch.setenv('MMVTTT_WEIGHTS', str(tmp_path))
+    overlay = dict(file=str(path))
     models = [
         timm.create_model('h_vit3_tiny.mesa_in1k', pretrained=True),
-        timm.create_model(
-            'h_vit3_tiny', pretrained=True, pretrained_cfg_overlay=dict(file=str(path))
-        ),
+        timm.create_model('h_vit3_tiny', pretrained=True, pretrained_cfg_overlay=overlay),
         timm.create_model('h_vit3_tiny', checkpoint_path=str(path)),
     ]
     for model in models:
@@ -258,6 +257,4 @@ def test_published_weights_by_tag(
     features = timm.create_model('h_vit3_tiny', pretrained=True, features_only=True)
     assert torch.equal(features.model.backbone.stem[0].conv.weight, stem)
     with pytest.raises(CheckpointError, match='in other shapes'):
-        timm.create_model(
-            'h_vit3_small', pretrained=True, pretrained_cfg_overlay=dict(file=str(path))
-        )
+        timm.create_model('h_vit3_small', pretrained=True, pretrained_cfg_overlay=overlay)
