@@ -20,6 +20,10 @@ model = dict(
         drop_path_rate=0.1,
         out_indices=(1, 2, 3),
         norm_cfg=dict(type='SyncBN'),
+        init_cfg=dict(type='Pretrained', checkpoint='mmvttt://hvit3_t_mesa_in1k'),
     ),
     neck=dict(in_channels=[128, 320, 512]),
 )
+
+# A training without pretrained weights gets a warning; pretrained=False removes them.
+pretrained = True

@@ -1,5 +1,7 @@
 # Faster R-CNN, Vittt-S with ViT-Adapter, COCO boxes, 1x: maskrcnn_vittt_s_1x.py without masks.
 # For data that has none. No paper has it.
+# Nobody has published weights of Vittt: train vittt_s_in1k.py first, and set
+# model.backbone.backbone.init_cfg as docs/own_config.md shows.
 _base_ = './maskrcnn_vittt_s_1x.py'
 
 model = dict(type='FasterRCNN', roi_head=dict(mask_head=None, mask_roi_extractor=None))

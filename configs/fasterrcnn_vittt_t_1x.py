@@ -1,5 +1,7 @@
 # Faster R-CNN, Vittt-T with ViT-Adapter, COCO boxes, 1x: maskrcnn_vittt_t_1x.py without masks.
 # For data that has none. No paper has it.
+# Nobody has published weights of Vittt: train vittt_t_in1k.py first, and set
+# model.backbone.backbone.init_cfg as docs/own_config.md shows.
 _base_ = './fasterrcnn_vittt_s_1x.py'
 
 model = dict(

@@ -24,6 +24,7 @@ model = dict(
         arch='tiny',
         drop_path_rate=0.1,
         norm_cfg=dict(type='SyncBN'),
+        init_cfg=dict(type='Pretrained', checkpoint='mmvttt://hvit3_t_mesa_in1k'),
     ),
     panoptic_head=dict(in_channels=[64, 128, 320, 512]),
 )
@@ -33,3 +34,6 @@ max_iters = 12 * 7330
 param_scheduler = dict(end=max_iters, milestones=[8 * 7330, 11 * 7330])
 train_cfg = dict(max_iters=max_iters, val_interval=7330, dynamic_intervals=None)
 default_hooks = dict(checkpoint=dict(interval=7330))
+
+# A training without pretrained weights gets a warning; pretrained=False removes them.
+pretrained = True

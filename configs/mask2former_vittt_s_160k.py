@@ -1,5 +1,7 @@
 # Mask2Former (mmseg's), Vittt-S with ViT-Adapter, ADE20K 512×512, 160k iterations.
 # No paper has trained it, and nor have we: there is no result.
+# Nobody has published weights of Vittt: train vittt_s_in1k.py first, and set
+# model.backbone.backbone.init_cfg as docs/own_config.md shows.
 _base_ = 'mmseg::mask2former/mask2former_r50_8xb2-160k_ade20k-512x512.py'
 
 data_root = '{{$MMVTTT_DATA:data}}/ade/ADEChallengeData2016'
@@ -19,3 +21,6 @@ model = dict(
     ),
     decode_head=dict(in_channels=[384] * 4),
 )
+
+# A training without pretrained weights gets a warning; pretrained=False removes them.
+pretrained = True

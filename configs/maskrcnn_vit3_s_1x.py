@@ -2,4 +2,11 @@
 # The result printed there: box AP 45.4.
 _base_ = './_base_/maskrcnn_vit_adapter_s_1x.py'
 
-model = dict(backbone=dict(backbone=dict(type='mmvttt.ViT3')))
+model = dict(
+    backbone=dict(
+        backbone=dict(
+            type='mmvttt.ViT3',
+            init_cfg=dict(type='Pretrained', checkpoint='mmvttt://vit3_s_in1k'),
+        )
+    )
+)

@@ -3,7 +3,11 @@
 _base_ = './upernet_hvit3_s_160k.py'
 
 model = dict(
-    backbone=dict(arch='base', drop_path_rate=0.5),
+    backbone=dict(
+        arch='base',
+        drop_path_rate=0.5,
+        init_cfg=dict(checkpoint='mmvttt://hvit3_b_mesa_in1k'),
+    ),
     decode_head=dict(in_channels=[96, 192, 448, 640]),
     auxiliary_head=dict(in_channels=448),
 )

@@ -8,7 +8,11 @@ _base_ = [
 ]
 
 model = dict(
-    backbone=dict(arch='small', drop_path_rate=0.4),
+    backbone=dict(
+        arch='small',
+        drop_path_rate=0.4,
+        init_cfg=dict(type='Pretrained', checkpoint='mmvttt://hvit3_s_mesa_in1k'),
+    ),
     decode_head=dict(in_channels=[64, 128, 320, 512]),
     auxiliary_head=dict(in_channels=320),
 )

@@ -2,4 +2,11 @@
 # The result printed there: mIoU 49.4.
 _base_ = './_base_/upernet_vit_adapter_b_160k.py'
 
-model = dict(backbone=dict(backbone=dict(type='mmvttt.ViT3')))
+model = dict(
+    backbone=dict(
+        backbone=dict(
+            type='mmvttt.ViT3',
+            init_cfg=dict(type='Pretrained', checkpoint='mmvttt://vit3_b_in1k'),
+        )
+    )
+)

@@ -1,6 +1,6 @@
 # UperNet, softmax ViT-B with ViT-Adapter, ADE20K 512×512, 160k iterations (vision-ttt Tab. 2).
 # The result printed there: mIoU 48.8.
-# T⁵'s body with the softmax put back: a DeiT without class token.
+# T⁵'s body with the softmax put back: timm's DeiT without its class token.
 _base_ = './_base_/upernet_vit_adapter_b_160k.py'
 
 model = dict(
@@ -8,6 +8,9 @@ model = dict(
         backbone=dict(
             type='mmvttt.T5',
             mixer=dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None),
+            init_cfg=dict(
+                type='mmvttt.InheritViT', checkpoint='timm://deit_base_patch16_224.fb_in1k'
+            ),
         )
     )
 )

@@ -15,3 +15,6 @@ param_scheduler = [
     dict(type='PolyLR', by_epoch=False, begin=1500, end=160000),
 ]
 auto_scale_lr = dict(enable=False, base_batch_size=16)
+
+# A training without pretrained weights gets a warning; pretrained=False removes them.
+pretrained = True

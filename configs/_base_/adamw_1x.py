@@ -10,3 +10,6 @@ optim_wrapper = dict(
     paramwise_cfg=dict(layer_decay_rate=0.85),
     optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05),
 )
+
+# A training without pretrained weights gets a warning; pretrained=False removes them.
+pretrained = True

@@ -16,3 +16,6 @@ optim_wrapper = dict(
 param_scheduler = [dict(type='mmvttt.WarmupCosineLR', warmup_ratio=5 / 30)]
 train_cfg = dict(max_epochs=30)
 auto_scale_lr = dict(base_batch_size=1024)
+
+# A training without pretrained weights gets a warning; pretrained=False removes them.
+pretrained = True

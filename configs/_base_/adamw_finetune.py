@@ -19,3 +19,6 @@ param_scheduler = [
 ]
 # The rate is meant for 256 images a step: --auto-scale-lr.
 auto_scale_lr = dict(base_batch_size=256)
+
+# A training without pretrained weights gets a warning; pretrained=False removes them.
+pretrained = True

@@ -1,5 +1,4 @@
 # Mask R-CNN with FPN on the four maps of a ViT-Adapter around a plain backbone.
-# Weights to start from: docs/own_config.md.
 _base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'
 
 model = dict(

@@ -1,5 +1,4 @@
 # UperNet on the four stages of an H-ViT³, with its auxiliary head; ADE20K's 150 classes.
-# Weights to start from: docs/own_config.md.
 _base_ = 'mmseg::_base_/models/upernet_swin.py'
 
 model = dict(

@@ -1,5 +1,5 @@
 # UperNet on the four maps of a ViT-Adapter around a plain backbone, with its auxiliary head;
-# ADE20K's 150 classes. Weights to start from: docs/own_config.md.
+# ADE20K's 150 classes.
 _base_ = 'mmseg::_base_/models/upernet_swin.py'
 
 model = dict(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mmvttt.checkpoints.atomic_write import replacing
 from mmvttt.checkpoints.families import add_once, renamed, timm_names
 from mmvttt.checkpoints.load import adapted, load_pretrained
-from mmvttt.checkpoints.match import LoadReport, is_of
+from mmvttt.checkpoints.match import LoadReport, compare, is_of
 from mmvttt.checkpoints.names_table import names_table
 from mmvttt.checkpoints.read import read_weights
 from mmvttt.errors import CheckpointError, CheckpointMismatchError, OptionTypeError
@@ -237,6 +237,22 @@ def load_inherited(module: nn.Module, without: str | None = None, **options: Any
         return adapted(module, result.weights)
 
     return load_pretrained(module, **options, adapt=adapt, without=without)
+
+
+def load_inherited_head(module: nn.Module, checkpoint: str | os.PathLike[str]) -> None:
+    """Loads the linear layer of a ViT's classifier into `fc` of a head.
+
+    A head for another number of classes stays as it is, with a warning.
+    """
+    weights = {
+        ours.removeprefix('head.'): value
+        for name, value in timm_names(read_weights(checkpoint)).items()
+        if (ours := renamed(_HEADS, name))
+    }
+    report = compare(module, weights)
+    level = logging.WARNING if report.missing or report.mismatched else logging.INFO
+    _log.log(level, 'Weights of %s from %s: %s', type(module).__name__, checkpoint, report)
+    module.load_state_dict({name: weights[name] for name in report.matched}, strict=False)
 
 
 def inherit_checkpoint(

@@ -20,7 +20,7 @@ _TOOLBOXES = {'mmdet': 'mmdet', 'mmseg': 'mmsegmentation', 'mmpretrain': 'mmpret
 # Keys that mmengine, tools of the toolboxes and mmvttt read besides the parameters of a Runner.
 _READ = (
     'compile', 'compile_blocks', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg',
-    'runner_type', 'strategy', 'sync_bn', 'tta_model', 'tta_pipeline',
+    'pretrained', 'runner_type', 'strategy', 'sync_bn', 'tta_model', 'tta_pipeline',
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.match import Preparation
-from mmvttt.convert.inherit import load_inherited
+from mmvttt.convert.inherit import load_inherited, load_inherited_head
 from mmvttt.errors import OptionTypeError, suggest
 from mmvttt.models import adapters, backbones
 from mmvttt.models.adapters.vit_adapter import warn_of_unused
@@ -171,12 +171,13 @@ for _registry, _own in (
 class InheritViT:
     """Loads the checkpoint of a ViT into T⁵: `init_cfg=dict(type='mmvttt.InheritViT', …)`.
 
-    Its options are those of `load_inherited`.
+    Its options are those of `load_inherited`; in a head of mmpretrain, of `load_inherited_head`.
     """
 
     def __init__(self, **options: Any) -> None:
         self.options = options
 
     def __call__(self, module: nn.Module) -> None:
-        """Loads the weights into a T⁵."""
-        load_inherited(module, **self.options)
+        """Loads the weights into a linear head; `FromLibrary` calls `load_inherited` itself."""
+        is_head = isinstance(getattr(module, 'fc', None), nn.Linear)
+        (load_inherited_head if is_head else load_inherited)(module, **self.options)

@@ -12,6 +12,7 @@ from mmseg.structures import SegDataSample
 from torch import nn
 
 from mmvttt.openmmlab.registry import MODELS
+from mmvttt.openmmlab.reliability.weights import remove_checkpoints
 
 PLAIN = dict(embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=96)
 TIMM = dict(embed_dim=64, depth=4, num_heads=2)
@@ -30,19 +31,19 @@ def reduce_backbone(backbone: ConfigDict) -> list[int]:
     backbone.norm_cfg = dict(type='BN')
     last = backbone.get('interaction_indexes', [[3]])[-1][-1]
     if 'backbone' in backbone and backbone.backbone.type == 'mmvttt.TimmViT':
-        backbone.backbone.pop('init_cfg')
         backbone.backbone.model_options = dict(TIMM, depth=last + 1)
         return [TIMM['embed_dim']] * 4
     if 'backbone' in backbone:
-        backbone.backbone.update(arch=dict(PLAIN, num_layers=last + 1), init_cfg=None)
+        backbone.backbone.update(arch=dict(PLAIN, num_layers=last + 1))
         return [PLAIN['embed_dims']] * 4
     backbone.arch = STAGES
     return list(STAGES['embed_dims'])
 
 
 def reduce_model(cfg: Config) -> Config:
-    """Shrinks the model of a config in place: one layer a stack, few regions and queries."""
+    """Shrinks the model of a config in place: one layer a stack, few regions; random weights."""
     model = cfg.model
+    remove_checkpoints(model)
     if cfg.default_scope == 'mmpretrain':
         _reduce_classifier(cfg)
         return cfg

@@ -14,7 +14,14 @@ from mmvttt.openmmlab.analysis.models import DenseForward, find_model
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / 'tools' / 'dev'))
-from make_model_zoo import CONVENTIONS, filled, load_models, paper_count  # noqa: E402
+from make_model_zoo import (  # noqa: E402
+    CONVENTIONS,
+    METAFILE,
+    filled,
+    load_models,
+    paper_count,
+    with_weights,
+)
 
 MODELS = load_models()
 NAMES = [model['Name'] for model in MODELS]
@@ -38,17 +45,20 @@ def test_the_index_is_valid() -> None:
 def test_every_config_but_the_examples_is_listed_once() -> None:
     files = {path.stem for path in (ROOT / 'configs').glob('*.py')}
     shipped = [name for name, row in PUBLISHED.items() if not row.url]
-    weights = [f'mmvttt://{name}' for name in shipped]
     assert {name for name in files if not EXAMPLES.search(name)} == set(NAMES) - set(shipped)
     assert len(set(NAMES)) == len(NAMES)
     # mmengine's inferencers read the key, whatever is in it.
-    assert [m['Weights'] for m in MODELS if m['Weights'] is not None] == weights
+    weights = {m['Name']: m['Weights'] for m in MODELS if m['Weights'] is not None}
+    assert weights.keys() == {name for name, row in PUBLISHED.items() if not row.start_of}
     for model in MODELS:
         assert model['Config'] == f'configs/{model["Name"]}.py'
-        assert model['Weights'] in (None, f'mmvttt://{model["Name"]}')
+    for name, source in weights.items():
+        # mim names a file after the last slash, and asks for what is before the '#'.
+        url, _, file = source.partition('#')
+        assert (url, file) == ((PUBLISHED[name].url, f'/{name}.pth') if file else (source, ''))
 
 
-PAPERS = [model for model in MODELS if model['Weights'] is None]
+PAPERS = [model for model in MODELS if PUBLISHED.get(model['Name'], PUBLISHED['vit3_t_in1k']).url]
 
 
 @pytest.mark.parametrize('model', PAPERS, ids=[model['Name'] for model in PAPERS])
@@ -145,3 +155,4 @@ def test_documents_are_up_to_date() -> None:
     document = (ROOT / 'docs' / 'model_zoo.md').read_text()
     assert 'model-zoo:detection -->' in document
     assert filled(document) == document, 'run: python tools/dev/make_model_zoo.py'
+    assert with_weights(METAFILE.read_text()) == METAFILE.read_text()

@@ -20,6 +20,7 @@ from torch import nn
 from mmvttt.models.layers.drop_path import DropPath
 from mmvttt.openmmlab import config as configs
 from mmvttt.openmmlab.registry import DATA_SAMPLERS, MODELS, PARAM_SCHEDULERS
+from mmvttt.openmmlab.reliability.weights import remove_checkpoints
 
 # Worked examples on small sets; heads with the toolboxes' own recipes; generation.
 OTHERS = re.compile(
@@ -357,6 +358,7 @@ STARTS: dict[str, float | str] = {
 def test_starting_values_of_every_tensor(name: str) -> None:
     cfg = load_config(name)
     init_default_scope(cfg.default_scope)
+    remove_checkpoints(cfg.model)
     torch.manual_seed(0)
     # The heads of the detectors are mmdet's.
     model = MODELS.build(cfg.model.backbone if name.startswith('mask') else cfg.model)

@@ -1,6 +1,7 @@
-"""Writes the tables of docs/model_zoo.md from configs/metafile.yml.
+"""Writes the tables of docs/model_zoo.md, and the key `Weights` of configs/metafile.yml.
 
-`--recount` counts the models with their papers' images, parts and operations.
+They come from the metafile and from `mmvttt.checkpoints.published`. `--recount` counts the models
+with their papers' images, parts and operations.
 
 example: python tools/dev/make_model_zoo.py
 """
@@ -15,6 +16,7 @@ import yaml
 from torch import nn
 
 from mmvttt.analysis.flops import count_cost
+from mmvttt.checkpoints.published import PUBLISHED, SCHEME
 from mmvttt.cli import command_line
 from mmvttt.openmmlab.analysis.models import DenseForward, find_model
 
@@ -31,6 +33,7 @@ _TABLES = {
 }
 # An entry of the metafile up to the counts of its paper, and these counts.
 _ENTRY = re.compile(r'(  - Name: (\S+)\n(?:.*\n)*?      Input Size: \S+\n)(?:      Paper .*\n)*')
+_WEIGHTS = re.compile(r'(  - Name: (\S+)\n(?:    .*\n)*?    Weights: ).*')
 _MARKED = re.compile(r'(<!-- model-zoo:(\w+) -->\n).*?(<!-- /model-zoo -->)', re.DOTALL)
 # Operations per element of a norm at inference in the authors' counter (fvcore).
 _NORMS = ((nn.LayerNorm, 5), (nn.modules.batchnorm._BatchNorm, 2))
@@ -118,18 +121,22 @@ def load_models() -> list[dict[str, Any]]:
 def table(kind: str) -> str:
     """A table of `_TABLES` in Markdown."""
     task, metrics = _TABLES[kind]
-    columns = ['config', 'image', 'parameters', 'FLOPs', 'counted as in the paper']
+    columns = ['config', 'weights', 'image', 'parameters', 'FLOPs', 'counted as in the paper']
     columns += [f"{m} (paper's)" for m in metrics]
-    rows = [[*columns, 'where'], ['---', *['---:'] * (len(columns) - 1), '---']]
+    rows = [[*columns, 'where'], ['---', '---', *['---:'] * (len(columns) - 2), '---']]
     for model in load_models():
         values = {k: v for r in model['Results'] for k, v in r['Metrics'].items()}
-        # With weights: a small classifier of this project, whose results are no paper's.
-        if model['Weights'] or task not in {result['Task'] for result in model['Results']}:
+        # Small models of this project come with their weights; their results are no paper's.
+        weights = model['Weights'] or ''
+        if weights.startswith(SCHEME) or task not in {
+            result['Task'] for result in model['Results']
+        }:
             continue
         meta = model['Metadata']
         rows.append(
             [
                 f'[{model["Name"]}](../{model["Config"]})',
+                f'`{SCHEME}{model["Name"]}`' if weights else '–',
                 meta['Input Size'].replace('x', '×'),
                 f'{meta["Parameters"] / 1e6:.1f} M',
                 f'{meta["FLOPs"] / 1e9:.1f} G' if 'FLOPs' in meta else '–',
@@ -139,6 +146,34 @@ def table(kind: str) -> str:
             ]
         )
     return ''.join(f'| {" | ".join(row)} |\n' for row in rows)
+
+
+def weights_table() -> str:
+    """The published weights of `mmvttt.checkpoints.published` in Markdown."""
+    rows = [['weights', 'published result', 'by', 'command'], ['---'] * 4]
+    for name, row in PUBLISHED.items():
+        tool = 'generate' if row.task == 'generation' else 'test'
+        command = f'`python tools/{tool}.py {name} {SCHEME}{name}`'
+        if row.start_of:
+            command = f'the source of [{row.start_of}](../configs/{row.start_of}.py)'
+        authors = f'[{Path(row.authors).name}]({row.authors})' if row.authors else 'this project'
+        rows.append([f'`{SCHEME}{name}`', row.results or '–', f'{authors}, {row.licence}', command])
+    return ''.join(f'| {" | ".join(row)} |\n' for row in rows)
+
+
+def with_weights(metafile: str) -> str:
+    """The metafile with the addresses of the published weights.
+
+    `mim download` calls a file by what follows the last slash of its address.
+    """
+
+    def address(name: str) -> str:
+        if name not in PUBLISHED:
+            return 'null'
+        url = PUBLISHED[name].url
+        return f'{url}#/{name}.pth' if url else f'{SCHEME}{name}'
+
+    return _WEIGHTS.sub(lambda entry: entry[1] + address(entry[2]), metafile)
 
 
 def _as_in_the_paper(meta: dict[str, Any]) -> str:
@@ -169,7 +204,11 @@ def recount() -> None:
 
 def filled(document: str) -> str:
     """The document with the tables of the metafile between its markers."""
-    return _MARKED.sub(lambda match: match[1] + table(match[2]) + match[3], document)
+
+    def rows(kind: str) -> str:
+        return weights_table() if kind == 'weights' else table(kind)
+
+    return _MARKED.sub(lambda match: match[1] + rows(match[2]) + match[3], document)
 
 
 def main() -> None:
@@ -177,6 +216,7 @@ def main() -> None:
     parser.add_argument('--recount', action='store_true', help='count all models first (minutes)')
     if parser.parse_args().recount:
         recount()
+    METAFILE.write_text(with_weights(METAFILE.read_text(encoding='utf-8')), encoding='utf-8')
     DOCUMENT.write_text(filled(DOCUMENT.read_text(encoding='utf-8')), encoding='utf-8')
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mmengine.config import Config
@@ -11,6 +10,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from ..registry import type_name
+from ..reliability.weights import checkpoints_of
 from ..unwrap import bare_model
 
 # Beginnings of mmengine's long messages: environment, config, hooks, a line for each parameter.
@@ -59,41 +59,15 @@ def summary(runner: Runner, cfg: Config) -> str:
         size = f', {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters'
     return (
         f'model     {_names(cfg.model)}{size}\n'
-        f'weights   {_weights(runner, cfg) or "random"}\n'
+        f'weights   {_weights(runner, cfg)}\n'
         f'writes    {runner.work_dir}; its log has the whole config'
     )
 
 
-def layer_decay_advice(runner: Runner, cfg: Config) -> str | None:
-    """A warning where rates that are meant for pretrained weights meet random ones."""
-    paramwise = cfg.optim_wrapper.get('paramwise_cfg') or {}
-    decay, new = paramwise.get('layer_decay_rate', 1), paramwise.get('new_lr_mult', 1)
-    if (decay, new) == (1, 1) or _weights(runner, cfg) is not None:
-        return None
-    return (
-        f'layer_decay_rate={decay} and new_lr_mult={new} are meant for pretrained weights, and '
-        "these are random: set init_cfg=dict(type='Pretrained', checkpoint=…) in the backbone, or "
-        'load_from (tools/inherit_weights.py makes one of a ViT), or both to 1'
-    )
-
-
-def _weights(runner: Runner, cfg: Config) -> str | None:
-    """Source of the weights; None where they are random."""
+def _weights(runner: Runner, cfg: Config) -> str:
     if runner._load_from:
         return f'{"resumed from " if runner._resume else ""}{runner._load_from}'
-    return ', '.join(_checkpoints(cfg.model)) or None
-
-
-def _checkpoints(config: Any) -> Iterator[str]:
-    """Checkpoints that parts of a model are initialised from."""
-    if isinstance(config, Mapping):
-        source = config.get('checkpoint')
-        if isinstance(source, str):
-            yield source
-        config = list(config.values())
-    if isinstance(config, list | tuple):
-        for part in config:
-            yield from _checkpoints(part)
+    return ', '.join(dict.fromkeys(checkpoints_of(cfg.model))) or 'random'
 
 
 def _names(model: dict) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +23,8 @@ from ..engine.amp import AmpOptimWrapper
 from ..engine.hooks.compile import CompileHook
 from ..registry import hook_class, resolve_type, type_name
 from ..reliability import protect_config, protect_runner
-from .screen import QuietRunner, layer_decay_advice, summary
+from ..reliability.weights import remove_checkpoints
+from .screen import QuietRunner, summary
 
 _WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
 
@@ -119,8 +119,9 @@ def train(
             nodes do not run the same training, or another training runs in the directory.
         DataError: Before anything is built, where the config's data is missing, or cannot be what
             is meant.
-        CheckpointError: `load_from` cannot be read, or has next to nothing for the model; or (as
-            ResumeError) there is nothing good to resume from.
+        CheckpointError: Before anything is built, where weights to start from are missing;
+            `load_from` cannot be read, or has next to nothing for the model; or (as ResumeError)
+            there is nothing good to resume from.
     """
     needed = ('model', 'train_dataloader', 'train_cfg', 'optim_wrapper')
     cfg = load_config(config, needed=needed, **config_args)
@@ -134,6 +135,9 @@ def train(
             )
         cfg.auto_scale_lr.enable = True
     choose_compile(cfg, compile)
+    if cfg.get('pretrained') is False:
+        remove_checkpoints(cfg.model)
+        cfg.load_from = None
     if seed is not None:
         cfg.merge_from_dict({'randomness.seed': seed})
     if deterministic:
@@ -151,7 +155,5 @@ def train(
         runner.register_hook(hook)
     with protect_runner(runner, start):
         print_log(f'\n{summary(runner, cfg)}', 'current')
-        if advice := layer_decay_advice(runner, cfg):
-            print_log(advice, 'current', logging.WARNING)
         runner.train()
     return runner

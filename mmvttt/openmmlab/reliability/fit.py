@@ -25,6 +25,7 @@ from ..unwrap import bare_model
 from .data.dataset_config import datasets_of
 from .exact_resume import DATA_SEED, SHAPE, VALIDATED
 from .settings import differences, training_settings
+from .weights import warning_of_random_weights
 
 _LISTED = 12
 # Beginnings of names in the message hub that a training computes with, and their types.
@@ -147,12 +148,13 @@ def require_weights(runner: Runner, content: Any, source: str, whole: bool = Fal
 
 
 class WarnAtStart(Hook):
-    """Warns of a learning rate, and of weights, that do not fit a training's batch and images."""
+    """Warns of a learning rate and of weights that do not fit a training."""
 
     def before_train(self, runner: Runner) -> None:
         """Logs the warnings."""
-        if warning := _of_another_batch(runner):
-            runner.logger.warning(warning)
+        for warning in (_of_another_batch(runner), warning_of_random_weights(runner.cfg)):
+            if warning:
+                runner.logger.warning(warning)
         for warning in _of_other_images(runner):
             runner.logger.warning(warning)
 

@@ -32,6 +32,7 @@ from .resume import candidates, choose_checkpoint
 from .run_lock import RunLock
 from .settings import require_same_training, warn_of_other_preparation
 from .signals import end_workers
+from .weights import FitHeads, locate_checkpoints
 
 # Errors of mmengine at entries of a checkpoint that are not a training's.
 _ODD_ENTRIES = ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError
@@ -63,6 +64,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
         UsageError: The work directory cannot be written, another training runs in it, or the nodes
             do not run the same training.
         DataError: The config's data is missing or makes no sense.
+        CheckpointError: Weights to start from are missing, or cannot be downloaded.
         ResumeError: The config has `resume`, but there is no good checkpoint.
     """
     sets = datasets_of(cfg)
@@ -71,6 +73,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
     try:
         checkpoint = choose_checkpoint(cfg)
         check_data(cfg, ('train', 'val'), sets)
+        locate_checkpoints(cfg)
     except Exception:
         lock.release()
         raise
@@ -144,6 +147,7 @@ def protect_runner(runner: Runner, start: Start) -> Iterator[None]:
             content = read_content(runner._load_from)
             require_weights(runner, content, runner._load_from)
             warn_of_other_preparation(content, runner._load_from, runner.cfg)
+            runner.register_hook(FitHeads())
         yield
     except DataError:
         for hook in runner.hooks:
