@@ -51,7 +51,7 @@ def test_where_weights_come_from(
     )
     rows = dict(line.split(maxsplit=1) for line in summary(runner, cfg).splitlines())
     assert rows['weights'] == weights
-    warning = warning_of_random_weights(cfg)
+    warning = warning_of_random_weights(cfg, source)
     assert (warning is None) == (backbone is None)
     assert f' {backbone}.init_cfg.checkpoint=' in (warning or ' None.init_cfg.checkpoint=')
 

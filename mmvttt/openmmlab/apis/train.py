@@ -136,8 +136,10 @@ def train(
         cfg.auto_scale_lr.enable = True
     choose_compile(cfg, compile)
     if cfg.get('pretrained') is False:
-        remove_checkpoints(cfg.model)
         cfg.load_from = None
+    if cfg.get('pretrained') is False or (cfg.get('pretrained') and cfg.get('load_from')):
+        # The whole model's weights take the place of the backbone's, which need not be downloaded.
+        remove_checkpoints(cfg.model)
     if seed is not None:
         cfg.merge_from_dict({'randomness.seed': seed})
     if deterministic:

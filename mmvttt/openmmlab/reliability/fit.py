@@ -152,7 +152,8 @@ class WarnAtStart(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Logs the warnings."""
-        for warning in (_of_another_batch(runner), warning_of_random_weights(runner.cfg)):
+        random = warning_of_random_weights(runner.cfg, runner._load_from)
+        for warning in (_of_another_batch(runner), random):
             if warning:
                 runner.logger.warning(warning)
         for warning in _of_other_images(runner):

@@ -59,9 +59,9 @@ def remove_checkpoints(config: Any) -> None:
                 remove_checkpoints(value)
 
 
-def warning_of_random_weights(cfg: Config) -> str | None:
+def warning_of_random_weights(cfg: Config, load_from: str | None) -> str | None:
     """A warning if a recipe for pretrained weights starts from random ones."""
-    if not cfg.get('pretrained') or cfg.get('load_from') or any(checkpoints_of(cfg.model)):
+    if not cfg.get('pretrained') or load_from or any(checkpoints_of(cfg.model)):
         return None
     key, backbone = 'model', cfg.model
     while isinstance(backbone.get('backbone'), Mapping):
