@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from .sets import SIZE
+from .sets import SIZE, annotation
 
 
 def box(*change: float | None) -> Callable[[dict], None]:
@@ -73,6 +73,14 @@ def change(part: str, number: int, **changes: object) -> Callable[[dict], None]:
     return lambda content: content[part][number].update(changes)
 
 
+def every(change: Callable[[dict], object]) -> Callable[[dict], None]:
+    return lambda content: [change(ann) for ann in content['annotations']]
+
+
+def rewrite(change: Callable[..., list]) -> Callable[[dict], None]:
+    return lambda ann: ann.update(bbox=change(*ann['bbox']))
+
+
 # Faults of the lists.
 LIST_FAULTS: dict[str, tuple[Callable[[dict], None], str, bool]] = {
     'the same id twice': (change('annotations', 1, id=1), 'ids of several annotations: 1', True),
@@ -99,6 +107,51 @@ LIST_FAULTS: dict[str, tuple[Callable[[dict], None], str, bool]] = {
         lambda c: [ann.update(segmentation=[[]]) for ann in c['annotations']],
         'no box to learn',
         True,
+    ),
+    **{
+        name: (every(change), f'nothing is learned: .cat. \\({why}\\)', False)
+        for name, change, why in (
+            (
+                'a class of crowds',
+                lambda a: a['category_id'] != 1 or a.update(iscrowd=1),
+                '4 crowds',
+            ),
+            (
+                'an ignored class',
+                lambda a: a['category_id'] != 1 or a.update(ignore=1),
+                '4 marked ignore',
+            ),
+            ('a class without a box', lambda a: a.update(category_id=2), 'none'),
+        )
+    },
+    **{
+        name: (every(rewrite(change)), f'8 × {words}', True)
+        for name, change, words in (
+            ('corners', lambda x, y, w, h: [x, y, x + w, y + h], r'boxes .*\(x1, y1, x2, y2\)'),
+            (
+                'centres',
+                lambda x, y, w, h: [x + w / 2, y + h / 2, w, h],
+                r'boxes .*\(cx, cy, width',
+            ),
+            ('rows first', lambda x, y, w, h: [y, x, h, w], r'boxes .*\(y, x, height, width\)'),
+            (
+                'elsewhere',
+                lambda x, y, w, h: [x + 20, y, w, h],
+                'boxes that do not hold their mask',
+            ),
+        )
+    },
+    'polygons in 0 to 1': (
+        every(lambda a: a.update(segmentation=[[v / 64 for v in a['segmentation'][0]]])),
+        '8 × masks whose polygons lie between 0 and 1',
+        True,
+    ),
+    'an object twice, half a pixel apart': (
+        lambda c: c['annotations'].append(
+            annotation(99, 0, [v + 0.5 for v in c['annotations'][0]['bbox']], 1)
+        ),
+        '1 annotations have the image, category and box of another one',
+        False,
     ),
     'an image without a box': (
         lambda c: c.update(annotations=c['annotations'][2:]),

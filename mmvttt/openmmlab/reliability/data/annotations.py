@@ -177,16 +177,16 @@ def _check_boxes(
     cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings, scope: Scope
 ) -> None:
     classes, sets = dataset.metainfo.get('classes') or (), datasets_of(cfg)
+    several = sum((other.split, other.metric) == ('train', False) for other in sets) > 1
     check_coco(
-        dataset.ann_file,
-        dataset.data_prefix.get('img') or '',
-        classes,
+        dataset,
         findings,
         scope,
+        is_training=data.split == 'train',
         # One of several sets may have only images without a box.
-        training=data.split == 'train'
-        and sum((other.split, other.metric) == ('train', False) for other in sets) == 1,
+        needs_boxes=data.split == 'train' and not several,
         masks=any(transform.get('with_mask') for _, transform in data.transforms),
+        most=_most_objects(cfg),
     )
     # The labels of a model of language and vision are numbers of words.
     measured = 'language_model' not in (cfg.get('model') or {}) and any(
@@ -195,6 +195,18 @@ def _check_boxes(
     count = len(findings.classes or ())
     counts = class_counts(heads_of(cfg, 'mmdet'))
     _check_heads(counts, count, findings, max(count, len(classes)), measured)
+
+
+def _most_objects(cfg: Config) -> tuple[str, int] | None:
+    """The option that bounds the objects that a detector returns for a picture, and its value."""
+    for name in ('test_cfg.rcnn', 'test_cfg', ''):
+        part = cfg.get('model') or {}
+        for key in filter(None, name.split('.')):
+            part = (part.get(key) if isinstance(part, Mapping) else None) or {}
+        option = 'max_per_img' if name else 'num_queries'
+        if isinstance(part, Mapping) and type(number := part.get(option)) is int:
+            return '.'.join(filter(None, ('model', name, option))), number
+    return None
 
 
 def _check_maps(

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
+from itertools import takewhile
 from typing import Any
+
+import numpy as np
 
 from .findings import Findings, Scope
 from .images import check_images, real_paths, spread
 
-# A larger file is not parsed before a training: 50 MB take a second, COCO's train2017 ten.
-LARGEST = 50 * 2**20
+# A larger file is not parsed before a training: 20 MB take a second, COCO's train2017 twenty.
+LARGEST = 20 * 2**20
 # Annotations whose boxes are compared with their masks before a training.
 _QUICK = 2000
 _SHOWN = 8
+_WRITTEN = 'boxes that are {} according to their mask or area, instead of (x, y, width, height)'
 # Reasons why a box is not learned that are faults of the file.
 _THIN, _OUTSIDE = 'without area', 'outside their image'
 _EMPTY = 'with a mask of fewer than three points'
@@ -49,30 +55,33 @@ _ENTRIES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
 
 
 def check_coco(
-    path: str,
-    image_folder: str,
-    classes: Sequence[str],
+    dataset: Any,
     findings: Findings,
     scope: Scope,
     *,
-    training: bool,
+    is_training: bool,
+    needs_boxes: bool,
     masks: bool,
+    most: tuple[str, int] | None,
 ) -> None:
-    """Checks an annotation file; if not thorough, what a training would not report.
+    """Checks a `CocoDataset` that is not loaded yet; a large file only if thorough.
 
-    A `training` file without boxes is an error.
+    Without boxes, a data set that `needs_boxes` is an error. `most` is the name of the option that
+    bounds the objects a detector returns for a picture, and its value.
     """
+    path = dataset.ann_file
     if not os.path.isfile(path):
         findings.error(f'ann_file {path!r} is not a file: set it to the JSON of the annotations')
         return
     if not scope.thorough and os.path.getsize(path) > LARGEST:
         return
-    content = _read(path, findings, training)
+    content = _read(path, findings, is_training)
     if content is None:
         return
     counts = ', '.join(f'{len(content[part])} {part}' for part in _ENTRIES)
     findings.summary = f'{counts} in {path}'
     images, annotations, categories = (_whole(content, part, findings) for part in _ENTRIES)
+    classes = dataset.metainfo.get('classes') or ()
     _check_categories([category['name'] for category in categories], classes, path, findings)
     sizes = {image['id']: (image['height'], image['width']) for image in images}
     names = {category['id']: category['name'] for category in categories}
@@ -89,42 +98,91 @@ def check_coco(
             'all boxes lie between 0 and 1: they are fractions of the picture, and COCO has '
             'pixels; multiply x and width by its width, y and height by its height'
         )
-    learned = _learned(listed, names, sizes, masks, findings, scope)
-    if not findings.errors and not learned:
-        (findings.error if training else findings.warn)(
-            f'{path} has no box to learn or to find: every annotation is of another category, a '
-            'crowd, without area, outside its image, or without a polygon of three points'
-        )
-    _check_repeated(annotations, findings)
     for ann in listed:
         _check_values(ann, sizes[ann['image_id']], masks, findings, scope.thorough)
-    _check_corners(annotations if scope.thorough else spread(annotations, _QUICK), findings)
-    if scope.thorough:
-        for image in images:
-            if image['id'] not in learned:
+    if not findings.errors:
+        _check_learned(dataset, listed, names, images, masks, needs_boxes, findings, scope)
+        learned = findings.learned
+        if not any(learned.values()):
+            (findings.error if needs_boxes else findings.warn)(
+                f'{path} has no box to learn or to find: every annotation is of another category, '
+                'a crowd, without area, outside its image, without a polygon of three points, or '
+                'in a picture that filter_cfg drops'
+            )
+        many = [number for number in learned.values() if most and number > most[1]]
+        if most and many:
+            findings.warn(
+                f'{len(many)} pictures have more objects, up to {max(many)}, than the model '
+                f'returns: the others count as missed; raise {most[0]}={most[1]}'
+            )
+        for image in images if scope.thorough else ():
+            if not learned.get(image['id']):
                 findings.warn('images without a box', image['file_name'])
-    files = [(os.path.join(image_folder, i['file_name']), sizes[i['id']]) for i in images]
+    _check_repeated(annotations, findings)
+    judged = listed if scope.thorough else spread(listed, _QUICK)
+    _check_readings(judged, sizes, scope.thorough, findings)
+    folder = dataset.data_prefix.get('img') or ''
+    files = [(os.path.join(folder, i['file_name']), sizes[i['id']]) for i in images]
     findings.files = real_paths((file for file, _ in files), scope)
     check_images(files, findings, scope)
 
 
-def _learned(
+def _check_learned(
+    dataset: Any,
     listed: Sequence[dict],
     names: Mapping[Any, str],
-    sizes: Sizes,
+    images: Sequence[dict],
     masks: bool,
+    needs_boxes: bool,
     findings: Findings,
     scope: Scope,
-) -> set:
-    """The ids of the images with a box that is learned."""
-    learned = set()
+) -> None:
+    """The account: what the data set, loaded and filtered, leaves of each class, and why."""
+    dataset.serialize_data = False
+    try:
+        with redirect_stdout(StringIO()):
+            dataset.full_init()
+    except Exception as error:
+        # A toolbox may raise any type of error.
+        findings.error(f'the data set cannot be loaded ({type(error).__name__}: {error})')
+        return
+    classes = findings.classes or ()
+    learned: Counter[str] = Counter()
+    for info in dataset.data_list:
+        labels = [i['bbox_label'] for i in info['instances'] if _is_learned(i, masks)]
+        learned.update(classes[label] for label in labels)
+        findings.learned[info['img_id']] = len(labels)
+    small = (getattr(dataset, 'filter_cfg', None) or {}).get('min_size', 0)
+    if not dataset.test_mode:
+        dropped = sum(min(i['height'], i['width']) < small for i in images)
+        if dropped:
+            findings.warn(
+                f'{dropped} of {len(images)} pictures are too small: a side is below '
+                f'filter_cfg.min_size={small}, so they are dropped'
+            )
+    reasons: dict[str, Counter[str]] = {name: Counter() for name in classes}
+    sizes = {image['id']: (image['height'], image['width']) for image in images}
     for ann in listed:
+        if (name := names[ann['category_id']]) not in reasons:
+            continue
         reason = why_not_learned(ann, sizes[ann['image_id']], masks)
-        if reason is None and names[ann['category_id']] in (findings.classes or ()):
-            learned.add(ann['image_id'])
         if scope.thorough and reason in (_THIN, _OUTSIDE, _EMPTY):
             findings.warn(f'boxes {reason}, which are not learned', _example(ann, 'bbox'))
-    return learned
+        if reason is None and ann['image_id'] not in findings.learned:
+            reason = 'in pictures that are left out'
+        reasons[name][reason or 'learned'] += 1
+    for name, counts in reasons.items():
+        others = ', '.join(f'{n} {reason}' for reason, n in counts.items() if reason != 'learned')
+        text = f'{name}: {counts.total()} listed, {learned[name]} learned'
+        findings.account.append(f'{text} ({others})' if others else text)
+        if needs_boxes and not learned[name] and any(learned.values()):
+            findings.warn('classes of which nothing is learned', f'{name!r} ({others or "none"})')
+
+
+def _is_learned(instance: Mapping[str, Any], masks: bool) -> bool:
+    mask = instance.get('mask')
+    empty = masks and isinstance(mask, list) and not any(map(_is_polygon, mask))
+    return not (instance['ignore_flag'] or empty)
 
 
 def why_not_learned(ann: dict, size: tuple[int, int], masks: bool) -> str | None:
@@ -154,12 +212,20 @@ def _example(ann: dict, key: str) -> str:
 
 def _check_repeated(annotations: Sequence[dict], findings: Findings) -> None:
     """Reports objects that are listed twice, and an id that COCOeval takes for another meaning."""
-    objects = Counter((a['image_id'], a['category_id'], *a['bbox']) for a in annotations)
-    again = len(annotations) - len(objects)
+    again, groups = 0, defaultdict(list)
+    for ann in annotations:
+        if not ann.get('iscrowd'):
+            groups[ann['image_id'], ann['category_id']].append(ann['bbox'])
+    for boxes in groups.values():
+        boxes.sort()
+        for i, box in enumerate(boxes):
+            slack = min(1, 0.1 * min(box[2:]))
+            near = takewhile(lambda other, box=box: box[0] - other[0] <= 1, boxes[:i][::-1])
+            again += any(not _far(box, other, slack) for other in near)
     if again:
         findings.warn(
-            f'{again} annotations have the image, category and box of another one: each counts '
-            'twice in the loss, and only one of them can be found'
+            f'{again} annotations have the image, category and box of another one (to a pixel): '
+            'each counts twice in the loss, and only one of them can be found'
         )
     if any(ann['id'] == 0 for ann in annotations):
         findings.warn(
@@ -277,12 +343,7 @@ def _check_values(
     elif isinstance(mask, dict):
         runs = mask.get('counts')
         runs = _decoded(runs) if thorough and isinstance(runs, str) else runs
-        whole = (
-            isinstance(runs, list)
-            and all(type(n) is int and n >= 0 for n in runs)
-            and sum(runs) == size[0] * size[1]
-        )
-        if thorough and (mask.get('size') != list(size) or not whole):
+        if thorough and (mask.get('size') != list(size) or not _fills(runs, size)):
             findings.error('masks (RLE) that do not fill their image', name)
     elif not isinstance(mask, list) or not all(
         isinstance(polygon, list) and all(map(_is_number, polygon)) for polygon in mask
@@ -311,39 +372,83 @@ def _decoded(text: str) -> list[int]:
     return runs if not shift else []
 
 
-def _check_corners(annotations: Sequence[dict], findings: Findings) -> None:
-    """Reports boxes that are (x1, y1, x2, y2) by their mask or area; an error if most are."""
-    kinds = [_are_corners(ann) for ann in annotations]
-    judged = len(kinds) - kinds.count(None)
-    mostly = findings.error if kinds.count(True) > judged / 2 else findings.warn
-    for ann, are_corners in zip(annotations, kinds, strict=True):
-        if are_corners:
-            mostly(
-                'boxes that are (x1, y1, x2, y2) according to their mask or area, instead of (x, '
-                'y, width, height)',
-                _example(ann, 'bbox'),
-            )
+def _check_readings(
+    annotations: Sequence[dict], sizes: Sizes, rle: bool, findings: Findings
+) -> None:
+    """Reports boxes that another convention than COCO's puts around their mask, or none.
+
+    An error if most are. Without masks, areas tell corners, which one right box may do by chance.
+    """
+    readings = [_reading(ann, sizes[ann['image_id']], rle) for ann in annotations]
+    judged = [reading for reading in readings if reading is not None]
+    for ann, reading in zip(annotations, readings, strict=True):
+        if reading:
+            most = judged.count(reading) > len(judged) / 2
+            if most or ann.get('segmentation'):
+                (findings.error if most else findings.warn)(reading, _example(ann, 'bbox'))
 
 
-def _are_corners(ann: dict) -> bool | None:
-    """Whether a box is (x1, y1, x2, y2), or None if undecidable."""
-    x, y, width, height = ann['bbox']
-    mask, area = ann.get('segmentation'), ann['area']
-    if mask:
-        if not isinstance(mask, list) or not all(map(_is_polygon, mask)):
-            return None
-        numbers = [n for polygon in mask for n in polygon]
-        if not all(map(_is_number, numbers)):
-            return None
-        xs, ys = numbers[::2], numbers[1::2]
-        around = min(xs), min(ys), max(xs), max(ys)
-        slack = 1 + 0.02 * max(around[2] - around[0], around[3] - around[1])
-        box, corners = (x, y, x + width, y + height), (x, y, width, height)
-        return _far(box, around, slack) and not _far(corners, around, slack)
-    if not 0 < area < 1e308 or min(width, height) <= 0:
+def _reading(ann: dict, size: tuple[int, int], rle: bool) -> str | None:
+    """How a box is written by its mask or area, '' for COCO's way, or None if undecidable."""
+    x, y, width, height = corners = ann['bbox']
+    if min(width, height) <= 0:
         return None
-    of_corners = (width - x) * (height - y) if width > x and height > y else 0
-    return abs(area - of_corners) <= 0.01 * area < abs(area - width * height)
+    if not ann.get('segmentation'):
+        area = ann['area']
+        if not 0 < area < 1e308:
+            return None
+        of_corners = (width - x) * (height - y) if width > x and height > y else 0
+        is_other = abs(area - of_corners) <= 0.01 * area < abs(area - width * height)
+        return _WRITTEN.format('(x1, y1, x2, y2)') if is_other else ''
+    bounds = _bounds(ann['segmentation'], size, rle)
+    if bounds is None:
+        return None
+    box = x, y, x + width, y + height
+    sides = bounds[2] - bounds[0], bounds[3] - bounds[1]
+    slack = 1 + 0.02 * max(sides)
+    if not _far(box, bounds, slack):
+        return ''
+    if max(bounds) <= 1 < max(corners):
+        return 'masks whose polygons lie between 0 and 1, whereas their boxes are in pixels'
+    others = {
+        '(x1, y1, x2, y2)': corners,
+        '(cx, cy, width, height)': (x - width / 2, y - height / 2, x + width / 2, y + height / 2),
+        '(y, x, height, width)': (y, x, y + height, x + width),
+        '(y1, x1, y2, x2)': (y, x, height, width),
+    }
+    for name, other in others.items():
+        if not _far(other, bounds, slack):
+            return _WRITTEN.format(name)
+    # Boxes may be larger than what is visible, and cut off a little of it.
+    slack = 2 + 0.1 * max(sides)
+    outside = min(bounds[0] - x, bounds[1] - y, box[2] - bounds[2], box[3] - bounds[3])
+    return 'boxes that do not hold their mask' if outside < -slack else ''
+
+
+def _bounds(mask: Any, size: tuple[int, int], rle: bool) -> tuple[float, ...] | None:
+    """(x1, y1, x2, y2) of polygons, or if asked for, of a mask in RLE; None if it has none."""
+    if isinstance(mask, list):
+        if not all(map(_is_polygon, mask)) or not all(_is_number(n) for p in mask for n in p):
+            return None
+        xs, ys = ([n for polygon in mask for n in polygon[k::2]] for k in (0, 1))
+        return min(xs), min(ys), max(xs), max(ys)
+    if not rle or not isinstance(mask, dict):
+        return None
+    runs = mask.get('counts')
+    runs = _decoded(runs) if isinstance(runs, str) else runs
+    if not _fills(runs, size):
+        return None
+    pixels = np.repeat(np.arange(len(runs)) % 2, runs).reshape(size[::-1])
+    xs, ys = pixels.any(1).nonzero()[0], pixels.any(0).nonzero()[0]
+    return (xs[0], ys[0], xs[-1] + 1, ys[-1] + 1) if len(xs) else None
+
+
+def _fills(runs: Any, size: tuple[int, int]) -> bool:
+    return (
+        isinstance(runs, list)
+        and all(type(n) is int and n >= 0 for n in runs)
+        and sum(runs) == size[0] * size[1]
+    )
 
 
 def _far(one: Sequence[float], other: Sequence[float], slack: float) -> bool:

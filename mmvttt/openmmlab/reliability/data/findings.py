@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 _SHOWN = 3
 
@@ -33,12 +34,16 @@ class Findings:
         summary: Its size, e.g. `100 images, 353 annotations`.
         classes: Names of its labels 0, 1, …, or None if unknown.
         files: Paths of its pictures.
+        account: What is listed and learned of each class.
+        learned: Number of objects that are learned by the ids of the pictures that are read.
     """
 
     key: str
     summary: str = ''
     classes: tuple[str, ...] | None = None
     files: set[str] = field(default_factory=set)
+    account: list[str] = field(default_factory=list)
+    learned: dict[Any, int] = field(default_factory=dict)
     # Examples by (whether it is an error, its text).
     _examples: dict[tuple[bool, str], list[str]] = field(default_factory=lambda: defaultdict(list))
 
@@ -71,6 +76,7 @@ class Findings:
 
     def __str__(self) -> str:
         lines = [f'{self.key}: {self.summary}' if self.summary else self.key]
+        lines += [f'  {text}' for text in self.account]
         lines += [f'  error    {text}' for text in self.errors]
         lines += [f'  warning  {text}' for text in self.warnings]
         return '\n'.join(lines if self._examples else [*lines, '  nothing wrong'])

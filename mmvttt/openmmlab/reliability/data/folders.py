@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import Any
 
 from .findings import Findings, Scope
@@ -57,6 +58,11 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
         findings.classes = classes
     findings.summary = f'{len(samples)} images in {listed or root}'
     findings.files = real_paths((sample['img_path'] for sample in samples), scope)
+    labels = Counter(label for s in samples if type(label := s.get('gt_label')) is int)
+    for number, name in enumerate(findings.classes or ()):
+        findings.account.append(f'{name}: {labels[number]} pictures')
+        if labels and not labels[number]:
+            findings.warn('classes without a picture', repr(name))
     for sample in samples:
         label = sample.get('gt_label')
         if num_classes is not None and label is not None and label not in range(num_classes):

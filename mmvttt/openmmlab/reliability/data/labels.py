@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from functools import partial
 from itertools import zip_longest
@@ -55,14 +56,14 @@ def check_labels(
     maps = [sample['seg_map_path'] for sample in samples if sample.get('seg_map_path')]
     maps = maps if scope.thorough else spread(maps, _QUICK)
     sizes: list[tuple[int, int] | None] = []
-    seen: set[int] = set()
+    seen: Counter[int] = Counter()
     # Without it no number is read.
     limit = num_classes or 0
     read = decoded(partial(_read_map, bool(limit)), maps, scope)
     for path, (problem, size, numbers) in zip(maps, read, strict=True):
         sizes.append(size)
         labels = {_label(n, dataset) for n in numbers}
-        seen |= labels
+        seen.update(labels)
         wrong = sorted(n for n in labels if n >= limit and n not in ignored)
         if problem:
             findings.error(problem, path)
@@ -74,15 +75,16 @@ def check_labels(
                 f'(0 to {limit - 1}, and {_IGNORED} for none)',
                 f'{path} ({", ".join(map(str, wrong[:6]))})',
             )
-    void = seen & set(ignored)
-    if len(seen - void) < 2 <= len(names) and void:
+    void = {*seen} & {*ignored}
+    if len({*seen} - void) < 2 <= len(names) and void:
         (findings.error if scope.thorough else findings.warn)(
-            f'the label maps hold only {_listed(seen - void)} and {_listed(void)}, and '
+            f'the label maps hold only {_listed({*seen} - void)} and {_listed(void)}, and '
             f'{_listed(void)} means "no class", which is not learned: masks of 0 and 255 '
             'need 1 instead of 255'
         )
     if maps and scope.thorough and limit:
         for number, name in enumerate(names):
+            findings.account.append(f'{name}: in {seen[number]} of {len(maps)} label maps')
             if number not in seen:
                 findings.warn('classes without a pixel', f'{name!r} ({number})')
     # A quick check compares no sizes.
