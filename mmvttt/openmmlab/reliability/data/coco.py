@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
-from itertools import takewhile
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -220,7 +221,8 @@ def _check_repeated(annotations: Sequence[dict], findings: Findings) -> None:
         boxes.sort()
         for i, box in enumerate(boxes):
             slack = min(1, 0.1 * min(box[2:]))
-            near = takewhile(lambda other, box=box: box[0] - other[0] <= 1, boxes[:i][::-1])
+            # As far as x differs by a pixel at most.
+            near = boxes[bisect_left(boxes, box[0] - 1, key=itemgetter(0)) : i]
             again += any(not _far(box, other, slack) for other in near)
     if again:
         findings.warn(
@@ -434,13 +436,13 @@ def _bounds(mask: Any, size: tuple[int, int], rle: bool) -> tuple[float, ...] | 
         return min(xs), min(ys), max(xs), max(ys)
     if not rle or not isinstance(mask, dict):
         return None
-    runs = mask.get('counts')
+    runs: Any = mask.get('counts')
     runs = _decoded(runs) if isinstance(runs, str) else runs
     if not _fills(runs, size):
         return None
     pixels = np.repeat(np.arange(len(runs)) % 2, runs).reshape(size[::-1])
-    xs, ys = pixels.any(1).nonzero()[0], pixels.any(0).nonzero()[0]
-    return (xs[0], ys[0], xs[-1] + 1, ys[-1] + 1) if len(xs) else None
+    columns, rows = (np.flatnonzero(pixels.any(axis)) for axis in (1, 0))
+    return (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1) if len(rows) else None
 
 
 def _fills(runs: Any, size: tuple[int, int]) -> bool:
