@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from torch import nn
 
 DTYPES = ('float32', 'bfloat16', 'float16')
+PANELS = ('gflops', 'peak_mib', 'latency_ms')
 
 
 def parse_args() -> argparse.Namespace:
     parser = cli.command_line(__doc__)
     add = parser.add_argument
     add('models', nargs='*', help="configs, names of ours, or models of timm's registry")
-    add('--sizes', nargs='+', type=cli.positive, default=[224], help='sides of square images')
-    cli.add_shape(parser, help='a size that is not square, instead of --sizes, e.g. 800 1333')
+    help = 'sides of square images'
+    add('--sizes', nargs='+', type=cli.positive, default=[], help=help)
+    cli.add_shape(parser, help='one more size, not square, e.g. 800 1333; default: 224 224')
     add('--batch', type=cli.positive, default=1, help='images at once')
     cli.add_device(parser)
     help = 'of the computation, by autocast'
@@ -52,6 +54,8 @@ def parse_args() -> argparse.Namespace:
     add('--repeats', type=cli.positive, default=10, help='timed batches; the median counts')
     add('--out', type=cli.new_file, default='work_dirs/benchmark.csv', help='the CSV')
     add('--plot', type=cli.new_file, help='an image file to draw, e.g. work_dirs/benchmark.png')
+    help = 'columns that --plot draws'
+    add('--panels', nargs='+', choices=PANELS, default=PANELS, help=help)
     cli.add_cfg_options(parser)
     args = parser.parse_args()
     if not args.models + args.files:
@@ -88,7 +92,8 @@ def networks(args: argparse.Namespace) -> Iterator[tuple[str, str, nn.Module]]:
 
 def main() -> None:
     args = parse_args()
-    sizes = [tuple(args.shape)] if args.shape else [(side, side) for side in args.sizes]
+    sizes = [(side, side) for side in args.sizes] + ([tuple(args.shape)] if args.shape else [])
+    sizes = sizes or [(224, 224)]
     mode = 'training' if args.train else 'inference'
     rows: list[dict[str, Any]] = []
     with cli.plain_errors():
@@ -106,6 +111,7 @@ def main() -> None:
         for name, way, network in networks(args):
             file = isinstance(network, ExportedFile)
             channels = network.shape[1] if file else image_channels(network)
+            ours = any('mmvttt.models' in type(part).__module__ for part in network.modules())
             kinds = args.attention if choose_attention(network, 'fused') else ['']
             for kind, dtype, (height, width) in product(kinds, args.dtype, sizes):
                 choose_attention(network, kind)
@@ -127,7 +133,7 @@ def main() -> None:
                 remarks = ', '.join(filter(None, (kind, way, several)))
                 line = f'{name} ({remarks})' if remarks else name
                 row = dict(line=line, mode=mode, batch=args.batch, height=height, width=width)
-                rows.append(row | dict(dtype=dtype) | values | about)
+                rows.append(row | dict(dtype=dtype, ours=ours) | values | about)
                 write_csv(rows, args.out)
                 missing = 'latency_ms' not in values and not args.computed
                 figures = [f'{k} {v:.4g}' for k, v in values.items()] + ['out of memory'] * missing
@@ -135,7 +141,7 @@ def main() -> None:
                 print(f'{what}: {", ".join(figures)}', flush=True)
         print(*describe_crossings(rows), f'measurements: {args.out}', sep='\n')
         if args.plot:
-            print(f'plot: {plot(rows, args.plot)}')
+            print(f'plot: {plot(rows, args.plot, args.panels)}')
 
 
 if __name__ == '__main__':

@@ -112,30 +112,38 @@ def describe_crossings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def plot(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> Path:
-    """Draws a panel for each measured column against the side of the image.
+def plot(
+    rows: Sequence[Mapping[str, Any]],
+    path: str | os.PathLike[str],
+    fields: Sequence[str] = tuple(PANELS),
+) -> Path:
+    """Draws a panel for each measured column of `fields` against the side of the image.
 
-    Both axes are logarithmic; the legend has each line's slope against the tokens.
+    Both axes are logarithmic; the legend has each line's slope against the tokens. Lines of models
+    without a part of mmvttt's (`ours`) are dashed, those of materialised attention dotted.
     """
     # Not at the top: matplotlib is an extra, and measuring needs none.
     from .pictures import beside_panel, panels, save, styled
 
     @styled
     def draw() -> Path:
-        fields = [name for name in PANELS if lines_of(rows, name)]
-        figure, axes = panels(1, len(fields), (10.0, 5.2))
-        sides = sorted({(row['height'] * row['width']) ** 0.5 for row in rows})
-        for panel, field in zip(axes, fields, strict=True):
+        drawn = [name for name in fields if lines_of(rows, name)]
+        figure, axes = panels(1, len(drawn), (10.0, 5.2))
+        sizes = sorted({(row['height'], row['width']) for row in rows}, key=math.prod)
+        sides = [math.prod(size) ** 0.5 for size in sizes]
+        names = [f'{h}×{w}' if h != w else f'{h}' for h, w in sizes]
+        theirs = {row['line'] for row in rows if row.get('ours') is False}
+        for panel, field in zip(axes, drawn, strict=True):
             for i, (name, points) in enumerate(lines_of(rows, field).items()):
                 steep = slope(points)
                 label = name if steep is None else f'{name}: {steep:.2f}'
-                style = '--' if 'materialised' in name else '-'
+                style = ':' if 'materialised' in name else '--' if name in theirs else '-'
                 # Colours repeat after seven lines.
                 marker = 'os^'[i // 7 % 3]
                 panel.plot(*zip(*points, strict=True), style, marker=marker, label=label)
             panel.set(xscale='log', yscale='log', ylabel=PANELS[field])
             panel.set_xlabel('side of the image, pixels')
-            panel.set_xticks(sides, [f'{side:.0f}' for side in sides], rotation=45)
+            panel.set_xticks(sides, names, rotation=45)
             # The cost axis keeps them: below a decade they have the only labels.
             panel.xaxis.minorticks_off()
             panel.grid(visible=True)
