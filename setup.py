@@ -68,7 +68,7 @@ INSTALL = [
     # In older versions a model does not remember its options, which save_pretrained writes.
     'timm>=1.0.31,<1.1',
     'numpy>=1.26,<2.6',
-    'pillow>=10,<14',
+    'pillow>=10.1,<14',
     'safetensors>=0.4,<1',
 ]
 # The two OpenMMLabs share their import names, so no extra of one may bring a package of the other.
@@ -100,6 +100,8 @@ EXTRAS = {
     'sd3': ['diffusers>=0.42,<0.43', 'transformers>=5.24,<6', 'accelerate>=1.10,<2'],
     # tools/export.py --out model.xml, which goes through ONNX.
     'openvino': ['openvino>=2026.4,<2027', *ONNX],
+    # Detections as supervision has them, and large pictures in tiles.
+    'predict': ['supervision>=0.26,<0.32'],
     # Curves, receptive fields and gradient maps as pictures.
     'plots': ['matplotlib>=3.8,<4'],
     # The photographs and digits of the built-in data set, and its pictures.

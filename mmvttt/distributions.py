@@ -45,7 +45,7 @@ def extra(toolbox: str) -> str | None:
 _BRINGS = {
     'onnx': 'export', 'onnxscript': 'export', 'onnxruntime': 'export', 'openvino': 'openvino',
     'matplotlib': 'plots', 'diffusers': 'gen', 'transformers': 'sd3',
-    'numba': 'cpu', 'sklearn': 'demo', 'skimage': 'demo',
+    'supervision': 'predict', 'numba': 'cpu', 'sklearn': 'demo', 'skimage': 'demo',
 }  # fmt: skip
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmvttt.analysis.probe import patch_labels
 from mmvttt.errors import DataError
 from mmvttt.named_model import read_picture
 from mmvttt.pictures import ImageError, LargeImageError, open_image, open_picture
@@ -26,14 +25,13 @@ def class_folders(path: Path) -> object:
 
 def predicted(path: Path) -> object:
     pytest.importorskip('mmcv')
-    from mmvttt.openmmlab.apis.inference import Predictor
+    from mmvttt.openmmlab.apis.predict import find_images
 
-    return Predictor().predict(path)
+    return find_images([path])
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    'inspect, probe, export': lambda path: read_picture(path, (32, 32)),
-    'label maps': lambda path: patch_labels(path, (32, 32), 4),
+    'inspect, export': lambda path: read_picture(path, (32, 32)),
     'cache_latents': class_folders,
     'predict': predicted,
 }

@@ -1,53 +1,73 @@
-"""Draws a trained model's predictions on photographs (mmvttt.openmmlab.apis.inference).
+"""Predicts on photographs and videos by a trained model, and draws what it sees.
 
-Draws boxes and masks, a label map or the top five classes, depending on the config's toolbox. A
-model that comes with its weights needs no checkpoint.
+Boxes and masks, a label map or the top five classes, depending on the model. IMAGES are files,
+folders, patterns such as 'shots/*.jpg', and videos. --save writes all predictions as a table, or as
+COCO's annotations with scores, which annotation tools import.
 
 example: mmvttt predict pedestrians photo.jpg
-         mmvttt predict maskrcnn_vittt_demo epoch_4.pth photo.jpg --out seen
+         mmvttt predict maskrcnn_vittt_demo epoch_4.pth photos/ --out seen --save seen.json
 """
 
-import mimetypes
+import os
+from pathlib import Path
 
 from mmvttt import cli
+
+# A checkpoint's; anything else after the model is an image.
+WEIGHTS = ('.pth', '.pt', '.bin', '.safetensors', '.ckpt', '.json')
+
+
+def is_checkpoint(text: str) -> bool:
+    """Whether an argument names weights: a file, a folder with some, or a name on a hub."""
+    files = os.listdir(text) if os.path.isdir(text) else [text]
+    return ':' in text or any(name.endswith(WEIGHTS) for name in files)
 
 
 def main() -> None:
     parser = cli.command_line(__doc__)
     add = parser.add_argument
     cli.add_config(parser, help='a config, or a name of `mmvttt weights`, or pedestrians')
-    help = 'the weights, unless they come with mmvttt, then image files'
+    help = 'the weights, unless they come with the name; then images, folders and videos'
     add('images', nargs='+', metavar='[checkpoint] image', help=help)
-    help = 'folder of the pictures'
-    add('--out', type=cli.new_folder, default='work_dirs/image_demo', help=help)
-    add('--score-thr', type=float, default=0.5, help='draw boxes from this score on')
+    help = 'folder of the drawings'
+    add('--out', type=cli.new_folder, default='work_dirs/predict', help=help)
+    add('--score-thr', type=float, default=0.5, help='leave out boxes below this score')
+    help = 'all predictions, in one file'
+    add('--save', type=cli.new_file, metavar='FILE.csv|.json', help=help)
+    help = "look at large pictures in tiles of this side; needs 'mmvttt[predict]'"
+    add('--tiles', type=cli.positive, metavar='PIXELS', help=help)
     cli.add_device(parser)
     add('--amp', action='store_true', help='run the backbone in mixed precision')
     cli.add_exported(parser)
     cli.add_cfg_options(parser)
     args = parser.parse_intermixed_args()
     images, checkpoint = args.images, None
-    if not (mimetypes.guess_type(images[0], strict=False)[0] or '').startswith('image/'):
+    if is_checkpoint(images[0]):
         checkpoint, *images = images
     if not images:
         parser.error('give images after the checkpoint')
     with cli.plain_errors():
+        from mmvttt.arguments import check_part
         from mmvttt.by_name import resolve
         from mmvttt.checkpoints.sources import find_source
-        from mmvttt.openmmlab.apis.inference import open_model, require_images
+        from mmvttt.openmmlab.apis import predict
+        from mmvttt.openmmlab.apis.inference import open_model
         from mmvttt.openmmlab.config import load_config
 
-        pictures = require_images(images, args.out)
+        check_part('--score-thr', args.score_thr)
+        predict.require_table(args.save)
+        files = predict.find_images(images)
+        predict.drawn_files(files, args.out)
         name, checkpoint = resolve(args.config, checkpoint)
         find_source(checkpoint)
         config = load_config(name, cfg_options=args.cfg_options, needed=('model',))
         device = 'cpu' if args.file else args.device or cli.default_device()
         predictor = open_model(config, checkpoint, device, args.amp, args.file)
-        for image, picture in zip(images, pictures, strict=True):
-            prediction = predictor.predict(image, args.score_thr)
-            prediction.save(picture)
-            lines = '; '.join(prediction.lines) or 'nothing'
-            print(cli.printable(f'{image}: {lines} → {picture}'))
+        options = args.score_thr, args.save, args.tiles
+        for file, found, drawing in predict.predict_files(predictor, files, args.out, *options):
+            print(cli.printable(f'{file}: {found} → {drawing}'), flush=True)
+        if args.save:
+            print(f'wrote {Path(args.save)}')
 
 
 if __name__ == '__main__':

@@ -9,14 +9,13 @@ import pytest
 import torch
 from mmengine.config import Config
 from PIL import Image
+from pycocotools.coco import COCO
 
 import mmvttt
-from mmvttt.errors import CheckpointMismatchError, UsageError
-from mmvttt.openmmlab.apis.inference import (
-    Prediction,
-    open_model,
-    require_images,
-)
+from mmvttt.errors import CheckpointMismatchError, DataError, UsageError
+from mmvttt.openmmlab.apis.inference import open_model
+from mmvttt.openmmlab.apis.predict import drawn_files, find_images, predict_files
+from mmvttt.openmmlab.apis.prediction import Prediction
 
 from ..configs.reduced import build, reduce_model
 
@@ -115,6 +114,8 @@ def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
     assert all(line.startswith('person 0.') for line in prediction.lines)
     assert predictor.predict(image, score_thr=0.99).lines == []
     opened = Image.open(image).convert('RGB')
+    # A PNG, since OpenCV and Pillow decode a JPEG a little differently.
+    opened.save(image := tmp_path / 'a.png')
     first, *others = predictor.predict([image, str(image), opened, np.asarray(opened)], 0.05)
     count = len(first.boxes)
     assert count
@@ -146,9 +147,119 @@ def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
     ):
         with pytest.raises(UsageError, match=message):
             predictor.predict(wrong)
-    monkeypatch.setattr('mmcv.imread', lambda _: None)
-    with pytest.raises(UsageError, match=r'OpenCV cannot read .*0\.jpg'):
+    for score in (-0.1, 1.5):
+        with pytest.raises(UsageError, match=r'score_thr=.*\[0, 1\]'):
+            predictor.predict(image, score)
+    monkeypatch.setattr('mmcv.imfrombytes', lambda *_, **__: None)
+    with pytest.raises(UsageError, match=r'OpenCV cannot read .*a\.png'):
         predictor.predict(image)
+
+
+def prediction() -> Prediction:
+    image = np.full((60, 80, 3), 90, np.uint8)
+    boxes = np.array([[10.0, 20, 30, 50], [40, 5, 70, 50], [0, 0, 9, 9]])
+    masks = np.zeros((3, 60, 80), bool)
+    masks[0, 25:40, 12:28] = True
+    scores, labels = np.array([0.991, 0.97, 0.5]), np.array([0, 0, 1])
+    return Prediction(image, ['person', 'bus'], scores, labels, boxes, masks)
+
+
+def test_a_prediction_is_words_a_picture_and_arrays_of_supervision() -> None:
+    found = prediction()
+    assert repr(found) == '2 persons: .99, .97; 1 bus: .50'
+    drawn = found.draw()
+    assert (drawn[30, 20] != found.image[30, 20]).all()
+    assert (drawn[55, 35] == found.image[55, 35]).all()
+    # Outlines, each class in a colour of its own.
+    assert (drawn[50, 30] == drawn[50, 70]).all()
+    assert (drawn[50, 30] != drawn[9, 9]).any()
+    supervision = pytest.importorskip('supervision')
+    detections = found.to_supervision()
+    assert (detections.xyxy == found.boxes).all()
+    assert detections.class_id.tolist() == [0, 0, 1]
+    assert detections.data['class_name'].tolist() == ['person', 'person', 'bus']
+    assert detections.mask.sum() == 15 * 16
+    labels = np.array([[0, 0], [0, 1]])
+    maps = Prediction(np.zeros((2, 2, 3), np.uint8), ['a', 'b'], labels=labels)
+    assert repr(maps) == 'a 75.0%; b 25.0%'
+    assert (
+        maps.to_supervision().mask.tolist() == (np.array([0, 1])[:, None, None] == labels).tolist()
+    )
+    scores = Prediction(maps.image, ['a', 'b'], np.array([0.2, 0.8], np.float32))
+    assert repr(scores) == 'b 0.800; a 0.200'
+    assert isinstance(scores.to_supervision(), supervision.Classifications)
+
+
+class Seen:
+    """Predicts the same for each image."""
+
+    classes = ('person', 'bus')
+
+    def predict(self, image: object, score_thr: float, tiles: int | None) -> Prediction:
+        return prediction()
+
+
+def test_folders_patterns_and_videos_become_pictures_and_tables(
+    image: Path, tmp_path: Path
+) -> None:
+    (folder := tmp_path / 'photos').mkdir()
+    for name in ('b.jpg', 'a', 'notes.txt'):
+        (folder / name).write_bytes(image.read_bytes())
+    code = cv2.VideoWriter.fourcc(*'mp4v')
+    writer = cv2.VideoWriter(str(folder / 'c.mp4'), code, 5, (80, 60))
+    for _ in range(3):
+        writer.write(np.zeros((60, 80, 3), np.uint8))
+    writer.release()
+    files = find_images([folder, folder / '*.jpg', folder / 'a'])
+    assert [f.name for f in files] == ['b.jpg', 'c.mp4', 'b.jpg', 'a']
+    files = files[1:]
+    rows = list(predict_files(Seen(), files, tmp_path / 'out', save=tmp_path / 'all.json'))
+    assert [(f.name, drawing.name) for f, _, drawing in rows] == [
+        ('c.mp4', 'c.mp4'), ('b.jpg', 'b.png'), ('a', 'a.png')
+    ]  # fmt: skip
+    assert rows[0][1] == '3 frames'
+    video = cv2.VideoCapture(str(tmp_path / 'out/c.mp4'))
+    assert [video.read()[0] for _ in range(4)] == [True, True, True, False]
+    assert cv2.imread(str(tmp_path / 'out/a.png')).shape == (60, 80, 3)
+    coco = COCO(tmp_path / 'all.json')
+    assert [len(coco.getAnnIds(i)) for i in coco.getImgIds()] == [3] * 5
+    first = coco.loadAnns(coco.getAnnIds())[0]
+    assert first['bbox'] == [10, 20, 20, 30]
+    assert coco.annToMask(first).sum() == 15 * 16
+    assert len(coco.loadRes(coco.dataset['annotations']).anns) == 15
+    list(predict_files(Seen(), files[2:], tmp_path / 'out', save=tmp_path / 'all.csv'))
+    lines = (tmp_path / 'all.csv').read_text().splitlines()
+    assert lines[0] == 'image,label,score,x1,y1,x2,y2'
+    assert lines[3].endswith('a,bus,0.5,0.0,0.0,9.0,9.0')
+    for wrong in ([tmp_path / 'empty'], [folder / '*.png'], [folder / 'notes.mp4']):
+        (tmp_path / 'empty').mkdir(exist_ok=True)
+        (folder / 'notes.mp4').write_text('no video')
+        with pytest.raises((UsageError, DataError)):
+            find_images(wrong)
+    with pytest.raises(UsageError):
+        list(predict_files(Seen(), files, tmp_path / 'out', save='all.txt'))
+
+
+@pytest.mark.parametrize('channels', [1, 4])
+def test_a_model_of_other_channels(channels: int, tmp_path: Path) -> None:
+    """Files are read as the test pipeline reads them; arrays have the model's channels."""
+    cfg = Config.fromfile(CONFIGS / 'maskrcnn_vittt_t_pennfudan.py')
+    cfg.model.backbone.backbone.in_channels = channels
+    # mmengine takes one mean for all channels, or three.
+    cfg.model.data_preprocessor.update(mean=[114.0], std=[58.0], bgr_to_rgb=False)
+    reader = cfg.test_dataloader.dataset.pipeline[0]
+    reader.color_type = 'grayscale' if channels == 1 else 'unchanged'
+    cfg = reduce_model(cfg)
+    predictor = open_model(cfg, save_random(cfg, tmp_path / 'w.pth', ('person',)))
+    shape = (48, 64) if channels == 1 else (48, 64, channels)
+    pixels = np.random.default_rng(0).integers(0, 255, shape, np.uint8)
+    cv2.imwrite(str(tmp_path / 'a.png'), pixels)
+    by_file, by_array = predictor.predict([tmp_path / 'a.png', pixels], 0.05)
+    assert len(by_file.boxes)
+    np.testing.assert_allclose(by_file.boxes, by_array.boxes, atol=1e-3)
+    assert by_file.draw().shape == (48, 64, 3)
+    with pytest.raises(UsageError, match=rf'give uint8 \(H, W, {channels}\)'):
+        predictor.predict(np.zeros((48, 64, 3), np.uint8))
 
 
 def test_a_model_without_weights_asks_for_them() -> None:
@@ -169,9 +280,9 @@ def test_no_image_is_written_over(image: Path, tmp_path: Path) -> None:
         path.parent.mkdir(parents=True)
         path.write_bytes(image.read_bytes())
     with pytest.raises(UsageError, match=r'written over .*vis/0\.jpg.*another --out'):
-        require_images([mine], mine.parent)
+        drawn_files([mine], mine.parent)
     with pytest.raises(UsageError, match=r"several images are called '0'.*--out"):
-        require_images([image, other], tmp_path / 'out')
+        drawn_files([image, other], tmp_path / 'out')
     assert mine.read_bytes() == image.read_bytes()
 
 

@@ -1,88 +1,40 @@
-"""Predictions of trained models on photographs, as arrays and as pictures."""
+"""Predictions of trained models on photographs."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import mmcv
 import numpy as np
+import torch
 from mmengine.config import Config
-from mmengine.registry import init_default_scope
+from mmengine.dataset import Compose, pseudo_collate
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import DATASETS, MODELS, TRANSFORMS, init_default_scope
 from PIL import Image, ImageOps
+from torch import nn
 
-from mmvttt.checkpoints.load import require_whole
+from mmvttt.arguments import check_part
+from mmvttt.checkpoints.load import adapted, require_whole
 from mmvttt.checkpoints.read import named_tensors, read_content
 from mmvttt.checkpoints.sources import without_password
 from mmvttt.errors import UsageError
-from mmvttt.pictures import open_image, open_picture
+from mmvttt.named_model import image_channels
+from mmvttt.pictures import open_picture
 
 from ..engine.amp import autocast_backbone
 from ..models.diffusion_model import refuse_diffusion
+from ..registry import type_name
 from ..reliability.data.dataset_config import datasets_of
 from ..reliability.settings import warn_of_other_preparation
 from .file_inference import run_file
+from .prediction import Prediction
 
-_TOP = 5
-# A file, an image of Pillow, or pixels (H, W, 3) or (H, W), uint8, RGB.
+# A file, an image of Pillow, or pixels (H, W, channels) or (H, W), uint8, RGB.
 Photo = str | os.PathLike[str] | Image.Image | np.ndarray
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The prediction for one image; arrays are NumPy's.
-
-    Attributes:
-        classes: Names of the classes.
-        scores: Of the boxes `(N,)`, the highest first, or of all classes `(C,)`. None for a label
-            map.
-        labels: Indices into `classes`: of the boxes `(N,)`, or of the pixels `(H, W)`. None for a
-            classifier.
-        boxes: `(N, 4)`, x1, y1, x2, y2 in pixels of the image. None for other models.
-        masks: `(N, H, W)`, bool. None for a model without masks.
-        lines: The prediction in words, the likeliest or the largest first.
-        draw: Draws the prediction on the image: `(H, W, 3)`, uint8, RGB.
-    """
-
-    classes: Sequence[str]
-    scores: np.ndarray | None
-    labels: np.ndarray | None
-    boxes: np.ndarray | None
-    masks: np.ndarray | None
-    lines: list[str]
-    draw: Callable[[], np.ndarray]
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the drawn picture."""
-        mmcv.imwrite(mmcv.rgb2bgr(self.draw()), os.fspath(path))
-
-
-def require_images(
-    images: Sequence[str | os.PathLike[str]], out_dir: str | os.PathLike[str]
-) -> list[Path]:
-    """Checks image files without a model; returns the files of their pictures in a folder.
-
-    Raises:
-        ImageError: A file is not an image that can be read.
-        UsageError: A picture would be written over a file.
-    """
-    pictures = [Path(out_dir) / f'{Path(image).stem}.png' for image in images]
-    for image, picture in zip(images, pictures, strict=True):
-        open_image(image)
-        if Path(image).resolve().parent == Path(out_dir).resolve():
-            raise UsageError(
-                f'the picture would be written over {os.fspath(image)!r}: give another --out'
-            )
-        if pictures.count(picture) > 1:
-            raise UsageError(
-                f'several images are called {picture.stem!r}: show one at a time, with --out'
-            )
-    return pictures
+_SCOPES = ('mmdet', 'mmseg', 'mmpretrain')
 
 
 def open_model(
@@ -103,183 +55,184 @@ def open_model(
     """
     refuse_diffusion(config)
     scope = config.get('default_scope')
-    if scope not in _PREDICTORS:
-        raise UsageError(
-            f'default_scope is {scope!r}: images are shown by {", ".join(_PREDICTORS)}'
-        )
-    # Toolboxes log it.
-    source = without_password(os.fspath(checkpoint))
-    # The inferencers of mmdet and mmseg leave out one beside the model.
-    config = copy.deepcopy(config)
-    if (preprocessor := config.get('data_preprocessor')) is not None:
-        config.model.setdefault('data_preprocessor', preprocessor)
-    # And none looks for the pipeline inside of a ConcatDataset.
-    tests = [d.config for d in datasets_of(config) if d.split == 'test' and not d.metric]
+    if scope not in _SCOPES:
+        raise UsageError(f'default_scope is {scope!r}: images are shown by {", ".join(_SCOPES)}')
+    tests = [d for d in datasets_of(config) if d.split == 'test' and not d.metric]
     if not tests:
         raise UsageError('the config has no test_dataloader, whose pipeline prepares photographs')
-    config.test_dataloader.dataset = tests[0]
-    # The errors of the toolboxes for another file do not name it.
+    source = without_password(os.fspath(checkpoint))
     content = read_content(source)
     weights = named_tensors(content, source)
     warn_of_other_preparation(content, source, config)
     init_default_scope(scope)
-    predictor = _PREDICTORS[scope](config, source, device, _dataset_meta(content))
-    require_whole(predictor.run.model, weights, source)
+    model_config = copy.deepcopy(config.model)
+    if (preprocessor := config.get('data_preprocessor')) is not None:
+        model_config.setdefault('data_preprocessor', preprocessor)
+    model = MODELS.build(model_config)
+    require_whole(model, weights, source)
+    model.load_state_dict(adapted(model, weights), strict=False)
+    model = revert_sync_batchnorm(model).to(device).eval()
+    meta = content.get('meta') if isinstance(content, Mapping) else None
+    saved = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
+    dataset = {**_dataset_meta(tests[0].config), **(saved if isinstance(saved, Mapping) else {})}
+    predictor = Predictor(model, scope, tests[0].config.get('pipeline') or (), dataset)
     if file is not None:
-        run_file(predictor.run.model, [predictor.run.pipeline.transforms], file, amp)
+        run_file(model, [predictor.pipeline.transforms], file, amp)
     elif amp:
-        autocast_backbone(predictor.run.model)
+        autocast_backbone(model)
     return predictor
 
 
+def _dataset_meta(config: Mapping) -> Mapping:
+    """Names and colours of the classes in a data set's config, or in its class."""
+    kind = config.get('type')
+    kind = DATASETS.get(kind) if isinstance(kind, str) else kind
+    return {**(getattr(kind, 'METAINFO', None) or {}), **(config.get('metainfo') or {})}
+
+
 class Predictor:
-    """A trained model that predicts on photographs, by the inferencer of its toolbox (`run`)."""
+    """A trained model that predicts on photographs.
 
-    run: Any
+    Attributes:
+        model: The model of a toolbox.
+        classes: Names of its classes.
+        pipeline: Prepares an image that has been read.
+    """
 
-    def predict(self, images: Photo | Sequence[Photo], score_thr: float = 0.5) -> Any:
+    def __init__(
+        self, model: nn.Module, scope: str, pipeline: Sequence[Mapping], dataset_meta: Mapping
+    ) -> None:
+        self.model, self.scope = model, scope
+        head = getattr(model, 'decode_head', None)
+        if isinstance(head, nn.ModuleList):
+            # The last head of a cascade, such as OCRNet's, decides.
+            head = head[-1]
+        names = dataset_meta.get('classes') or ()
+        # The names of another data set say nothing.
+        count = getattr(head, 'num_classes', len(names))
+        self.classes = list(map(str, names if len(names) == count else range(count)))
+        self.palette = dataset_meta.get('palette')
+        # Annotations are left out: a photograph has none.
+        steps = [
+            (type_name(step['type']).rpartition('.')[2].startswith('Load'), step)
+            for step in pipeline
+        ]
+        loader = steps[0][1] if steps and steps[0][0] else dict(type='LoadImageFromFile')
+        self.load = TRANSFORMS.build(loader)
+        self.pipeline = Compose([step for loads, step in steps if not loads])
+        # Pillow reads what is common; another reader is for files that Pillow may not know.
+        self.checked = type_name(loader['type']).rpartition('.')[2] == 'LoadImageFromFile' and (
+            loader.get('imdecode_backend') != 'tifffile'
+            and loader.get('color_type') not in ('unchanged', 'anycolor')
+        )
+
+    def predict(
+        self, images: Photo | Sequence[Photo], score_thr: float = 0.5, tiles: int | None = None
+    ) -> Any:
         """Returns a `Prediction` for an image, or a list of them for a list.
 
         Images are predicted one at a time: images of different sizes in one batch would be padded,
         and the padding changes what a TTT layer learns from an image.
 
         Args:
-            images: A file, an image of Pillow, or pixels `(H, W, 3)` or `(H, W)`, uint8, RGB; or a
-                list of them.
+            images: A file, which is read as the config's test pipeline reads it; an image of
+                Pillow; or pixels `(H, W, channels)` or `(H, W)`, uint8, RGB; or a list of them.
             score_thr: Boxes with a lower score are left out.
+            tiles: Side in pixels of overlapping tiles, in each of which a detector looks: small
+                objects of large pictures. Needs `pip install 'mmvttt[predict]'`.
 
         Raises:
             ImageError: An image file cannot be read.
-            UsageError: An array is not an image.
+            UsageError: An array is not an image for this model.
         """
         if isinstance(images, list | tuple):
-            return [self.predict(image, score_thr) for image in images]
-        return self._predict(_pixels(images), score_thr)
+            return [self.predict(image, score_thr, tiles) for image in images]
+        check_part('score_thr', score_thr)
+        results = self._read(images)
+        shown = _shown(results['img'])
+        if tiles is not None:
+            return self._in_tiles(shown, score_thr, tiles)
+        with torch.no_grad():
+            sample = self.model.test_step(pseudo_collate([self.pipeline(results)]))[0].cpu()
+        found: dict[str, Any] = {}
+        if self.scope == 'mmdet':
+            instances = sample.pred_instances
+            instances = instances[instances.scores >= score_thr]
+            found = {k: instances[k].numpy() for k in ('scores', 'labels')}
+            found['boxes'] = instances.bboxes.numpy()
+            masks = instances.get('masks')
+            found['masks'] = None if masks is None else np.asarray(masks, bool)
+        elif self.scope == 'mmseg':
+            # mmseg's label map of a binary segmentor is of floating-point numbers.
+            found['labels'] = sample.pred_sem_seg.data[0].numpy().astype(np.int64)
+        else:
+            found['scores'] = sample.pred_score.numpy()
+        classes = self.classes or [str(i) for i in range(len(found.get('scores', ())))]
+        return Prediction(shown, classes, palette=self.palette, **found)
 
-    def _predict(self, image: np.ndarray, score_thr: float) -> Prediction:
-        """Predicts for pixels `(H, W, 3)`, uint8, BGR."""
-        raise NotImplementedError
+    def _in_tiles(self, image: np.ndarray, score_thr: float, side: int) -> Prediction:
+        """The boxes in overlapping tiles of an image, without those found twice."""
+        if self.scope != 'mmdet':
+            raise UsageError('tiles are for detectors: label maps and classes are not merged')
+        import supervision
 
-
-class _Detector(Predictor):
-    def __init__(self, config: Config, checkpoint: str, device: str, meta: Mapping) -> None:
-        from mmdet.apis import DetInferencer
-
-        self.run = DetInferencer(config, checkpoint, device=device, show_progress=False)
-
-    def _predict(self, image: np.ndarray, score_thr: float) -> Prediction:
-        sample = self.run(image, return_datasamples=True)['predictions'][0].cpu()
-        instances = sample.pred_instances
-        instances = instances[instances.scores >= score_thr]
-        labels, scores, boxes = (instances[name].numpy() for name in ('labels', 'scores', 'bboxes'))
-        masks = instances.get('masks')
-        classes = self.run.model.dataset_meta['classes']
-        lines = [
-            f'{classes[label]} {score:.2f} at {", ".join(f"{v:.0f}" for v in box)}'
-            for label, score, box in zip(labels, scores, boxes, strict=True)
-        ]
-        masks = None if masks is None else np.asarray(masks, bool)
-        draw = partial(_drawn, self.run.visualizer, image, sample, pred_score_thr=score_thr)
-        return Prediction(classes, scores, labels, boxes, masks, lines, draw)
-
-
-class _Segmentor(Predictor):
-    def __init__(self, config: Config, checkpoint: str, device: str, meta: Mapping) -> None:
-        from mmseg.apis import MMSegInferencer
-
-        # By itself it would name and paint the classes of Cityscapes.
-        heads = config.model.decode_head
-        # The last head of a cascade, such as OCRNet's, decides.
-        count = (heads if isinstance(heads, Mapping) else heads[-1]).num_classes
-        self.classes = [str(c) for c in meta.get('classes') or range(count)]
-        # The checkpoint may be of other classes: it is compared with the model later.
-        colours = np.random.default_rng(0).integers(0, 256, (len(self.classes), 3))
-        palette = meta.get('palette') or colours.tolist()
-        self.run = MMSegInferencer(
-            config, checkpoint, classes=self.classes, palette=palette, device=device
+        slicer = supervision.InferenceSlicer(
+            lambda tile: self.predict(tile, score_thr).to_supervision(),
+            slice_wh=(side, side),
+            overlap_wh=(side // 5, side // 5),
         )
-        self.run.model.dataset_meta = dict(classes=self.classes, palette=palette)
-        self.run.show_progress = False
+        merged: Any = slicer(image)
+        order = np.argsort(-merged.confidence)
+        masks = None if merged.mask is None else np.asarray(merged.mask, bool)[order]
+        found = merged.confidence[order], merged.class_id[order], merged.xyxy[order], masks
+        return Prediction(image, self.classes, *found, self.palette)
 
-    def _predict(self, image: np.ndarray, score_thr: float) -> Prediction:
-        sample = self.run(image, return_datasamples=True)
-        # mmseg's label map of a binary segmentor is of floating-point numbers.
-        labels = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int64)
-        shares = np.bincount(labels.ravel(), minlength=len(self.classes)) / labels.size
-        lines = [f'{self.classes[i]} {shares[i]:.1%}' for i in np.argsort(-shares) if shares[i]]
-        draw = partial(_drawn, self.run.visualizer, image, sample)
-        return Prediction(self.classes, None, labels, None, None, lines, draw)
-
-
-class _Classifier(Predictor):
-    def __init__(self, config: Config, checkpoint: str, device: str, meta: Mapping) -> None:
-        from mmpretrain import ImageClassificationInferencer
-        from mmpretrain.visualization import UniversalVisualizer
-
-        self.run = ImageClassificationInferencer(config, checkpoint, device=device)
-        self.visualizer = UniversalVisualizer()
-
-    def _predict(self, image: np.ndarray, score_thr: float) -> Prediction:
-        # Not by a call, which shows a bar that mmpretrain may leave open and rich cannot nest.
-        (data,) = self.run.preprocess([image])
-        (sample,) = self.run.forward(data)
-        scores = sample.pred_score.cpu().numpy()
-        names = self.run.classes or [str(i) for i in range(len(scores))]
-        lines = [f'{names[i]} {scores[i]:.3f}' for i in np.argsort(-scores)[:_TOP]]
-
-        def draw() -> np.ndarray:
-            picture = mmcv.bgr2rgb(image)
-            classes = self.run.classes
-            self.visualizer.visualize_cls(picture, sample, classes=classes, draw_gt=False)
-            return self.visualizer.get_image()
-
-        return Prediction(names, scores, None, None, None, lines, draw)
+    def _read(self, image: Photo) -> dict[str, Any]:
+        """An image as the pipeline gets it, BGR if it has colours."""
+        if isinstance(image, str | os.PathLike):
+            if self.checked:
+                open_picture(image)
+            elif not os.path.isfile(image):
+                raise UsageError(f'there is no image {os.fspath(image)!r}')
+            try:
+                return self.load(dict(img_path=os.fspath(image)))
+            except AssertionError as error:
+                # What mmcv says where OpenCV returns nothing.
+                raise UsageError(
+                    f'OpenCV cannot read {os.fspath(image)!r}: write it as an 8-bit PNG'
+                ) from error
+        pixels = _pixels(image, image_channels(self.model))
+        return dict(img=pixels, img_shape=pixels.shape[:2], ori_shape=pixels.shape[:2])
 
 
-_PREDICTORS: dict[str, Callable[[Config, str, str, Mapping], Predictor]] = {
-    'mmdet': _Detector,
-    'mmseg': _Segmentor,
-    'mmpretrain': _Classifier,
-}
-
-
-def _pixels(image: Photo) -> np.ndarray:
-    """An image as pixels `(H, W, 3)`, uint8, BGR."""
-    if isinstance(image, str | os.PathLike):
-        # Its checks and its warning of dark pictures; the pixels are those of a training's reader.
-        open_picture(image)
-        pixels = mmcv.imread(os.fspath(image))
-        if pixels is None:
-            raise UsageError(f'OpenCV cannot read {os.fspath(image)!r}: write it as an 8-bit PNG')
-        return pixels
+def _pixels(image: Any, channels: int) -> np.ndarray:
+    """An image of Pillow or an array as pixels for a model, uint8, BGR or of other channels."""
     if isinstance(image, Image.Image):
         image = ImageOps.exif_transpose(image)
         # Pillow would cut 16-bit and floating-point pixels off at 255.
-        image = np.asarray(image if image.mode[0] in 'IF' else image.convert('RGB'))
+        if image.mode[0] not in 'IF':
+            image = image.convert('L') if channels == 1 else image
+            image = image.convert('RGB') if channels == 3 else image
+        image = np.asarray(image)
     if not isinstance(image, np.ndarray):
         raise UsageError(
             f"an image is a {type(image).__name__}: give a file's name, an image of Pillow, or "
             "NumPy's pixels"
         )
     if image.ndim == 2:
-        image = image[..., None].repeat(3, -1)
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+        image = image[..., None].repeat(channels, -1)
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != channels or not image.size:
         raise UsageError(
-            f'an array of pixels is {image.dtype} {image.shape}: give uint8 (H, W, 3), RGB, or '
-            '(H, W)'
+            f'an array of pixels is {image.dtype} {image.shape}: give uint8 (H, W, {channels})'
+            f'{", RGB" if channels == 3 else ""}, or (H, W)'
         )
-    return np.ascontiguousarray(image[..., ::-1])
+    return np.ascontiguousarray(image[..., ::-1] if channels == 3 else image)
 
 
-def _drawn(visualizer: Any, image: np.ndarray, sample: Any, **options: Any) -> np.ndarray:
-    # The visualizers draw on RGB, the models read BGR.
-    picture = mmcv.bgr2rgb(image)
-    visualizer.add_datasample('', picture, sample, draw_gt=False, **options)
-    return visualizer.get_image()
-
-
-def _dataset_meta(content: Any) -> Mapping:
-    """Names and colours of the classes in a checkpoint; the toolboxes do not check them."""
-    meta = content.get('meta') if isinstance(content, Mapping) else None
-    classes = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
-    return classes if isinstance(classes, Mapping) else {}
+def _shown(pixels: np.ndarray) -> np.ndarray:
+    """Pixels as a pipeline has them, as a picture `(H, W, 3)`, uint8, RGB."""
+    if pixels.dtype != np.uint8:
+        pixels = (pixels / max(pixels.max(), 1) * 255).clip(0, 255).astype(np.uint8)
+    if pixels.ndim == 2 or pixels.shape[2] < 3:
+        pixels = np.atleast_3d(pixels)[..., :1].repeat(3, -1)
+    return np.ascontiguousarray(pixels[..., 2::-1])
