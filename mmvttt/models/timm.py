@@ -22,6 +22,7 @@ from ..checkpoints.download import shown
 from ..checkpoints.match import require_match
 from ..checkpoints.published import SCHEME
 from ..checkpoints.read import read_weights
+from ..errors import CheckpointMismatchError
 from .backbones import T5, HViT3, ViT3, Vittt
 from .layers.conv import to_map
 from .linearize import folder  # noqa: F401 - registers linear_vit
@@ -97,7 +98,11 @@ class Classifier(nn.Module):
     def load_pretrained(self, checkpoint: str) -> None:
         """Loads what `read_content` takes, with timm's changes of channels and classes."""
         weights = read_weights(checkpoint)
-        require_match(self, weights, shown(checkpoint))
+        if lost := require_match(self, weights, shown(checkpoint)).missing:
+            raise CheckpointMismatchError(
+                f'{shown(checkpoint)!r} lacks {len(lost)} tensors of this model, such as '
+                f'{lost[0]}: build the model that the weights are of'
+            )
         source: Any = {**self.pretrained_cfg, 'state_dict': weights}
         load_pretrained(self, source, self.num_classes, self.in_chans)
 
