@@ -25,3 +25,16 @@ def test_the_screen_shows_a_summary_and_the_log_all(
     for hidden in ('val_evaluator', 'System environment', 'before_train_epoch'):
         assert hidden not in printed
         assert hidden in log.read_text()
+    # All else is what the hooks say: a step, a checkpoint, an evaluation.
+    lines = printed[printed.index('model     TinyModel') :].splitlines()[3:]
+    assert [w for w in ('Epoch(train)', 'Epoch(val)') if not any(w in x for x in lines)] == []
+    assert len(lines) <= 9, printed
+
+
+def test_the_screen_of_a_test_has_its_tables(run: Callable, capfd: pytest.CaptureFixture) -> None:
+    run('train', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
+    capfd.readouterr()
+    run('evaluate', 'a/epoch_1.pth', work_dir='b')
+    printed = ''.join(capfd.readouterr())
+    assert 'Epoch(test)' in printed
+    assert 'System environment' not in printed

@@ -10,7 +10,6 @@ from mmengine import optim
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
 from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import Runner
 
@@ -24,7 +23,7 @@ from ..engine.hooks.compile import CompileHook
 from ..registry import hook_class, resolve_type, type_name
 from ..reliability import protect_config, protect_runner
 from ..reliability.weights import remove_checkpoints
-from .screen import QuietRunner, summary
+from .screen import QuietRunner, SummaryHook
 
 _WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
 
@@ -153,9 +152,8 @@ def train(
         # Nothing to resume: the training begins where it would without --resume.
         cfg.resume, cfg.load_from = False, existing(weights)
     runner = build_runner(cfg)
-    for hook in hooks:
+    for hook in (SummaryHook(cfg), *hooks):
         runner.register_hook(hook)
     with protect_runner(runner, start):
-        print_log(f'\n{summary(runner, cfg)}', 'current')
         runner.train()
     return runner
