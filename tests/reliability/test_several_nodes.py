@@ -42,7 +42,8 @@ def test_a_file_that_one_node_lacks_stops_all(
 ) -> None:
     (tmp_path / owner).mkdir()
     # A checkpoint that could be resumed from, as far as can be seen before it is loaded.
-    content = dict(meta=dict(epoch=1, iter=4), state_dict={'w': torch.ones(9)}, message_hub={})
+    hub = dict(runtime_info={})
+    content = dict(meta=dict(epoch=1, iter=4), state_dict={'w': torch.ones(9)}, message_hub=hub)
     torch.save(content, tmp_path / owner / 'epoch_1.pth')
     each = [['--work-dir', str(tmp_path / name)] for name in 'ab']
     nodes = start_nodes(SMALL, tmp_path, '--resume', each=each, processes=1)
