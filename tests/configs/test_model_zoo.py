@@ -26,7 +26,7 @@ from make_model_zoo import (  # noqa: E402
 MODELS = load_models()
 NAMES = [model['Name'] for model in MODELS]
 # Worked examples: no paper has them.
-EXAMPLES = re.compile('demo|pennfudan|pedestrians|camvid|digits|cifar10|distil')
+EXAMPLES = re.compile('demo|finetune|pennfudan|pedestrians|camvid|digits|cifar10|distil')
 
 
 def metrics(model: dict) -> dict[str, float]:

@@ -24,7 +24,7 @@ from mmvttt.openmmlab.reliability.weights import remove_checkpoints
 
 # Worked examples on small sets; heads with the toolboxes' own recipes; generation.
 OTHERS = re.compile(
-    'demo|pennfudan|pedestrians|camvid|dino_|mask2former|digits|cifar10|distil|dit3|dit5|sd35m'
+    'demo|finetune|pennfudan|pedestrians|camvid|dino_|mask2former|digits|cifar10|distil|dit3|dit5|sd35m'
 )
 NAMES = [name for name in configs.config_names() if not OTHERS.search(name)]
 load_config = cache(configs.load_config)

@@ -83,26 +83,20 @@ class FitHeads(Hook):
         if runner._resume or not isinstance(model, nn.Module):
             return
         metainfo = getattr(runner.train_dataloader.dataset, 'metainfo', {})
-        classes, saved = metainfo.get('classes') or (), saved_classes(checkpoint) or ()
-        common = [name for name in classes if name in saved]
-        state = model.state_dict()
-        fitted: list[str] = []
-        new: list[str] = []
+        classes, saved = metainfo.get('classes') or (), saved_classes(checkpoint)
+        state, fitted, new = model.state_dict(), False, []
         for name in [n for n in state if n in weights and weights[n].shape != state[n].shape]:
             rows = fit_rows(weights[name], state[name], saved, classes)
-            (new if rows is None else fitted).append(name)
             weights[name] = state[name] if rows is None else rows
-        if fitted:
-            runner.logger.info(
-                f'{runner._load_from}: its heads know {len(common)} of the {len(classes)} classes '
-                f'({", ".join(common) or "none"}); the others are initialised randomly in '
-                f'{", ".join(fitted)}'
-            )
-        if new:
-            runner.logger.warning(
-                f'{runner._load_from}: of another shape, and therefore initialised randomly: '
-                f'{", ".join(new)}'
-            )
+            fitted = fitted or rows is not None
+            new += [name] if rows is None else []
+        text = {
+            'the heads keep the weights of': [name for name in classes if fitted and name in saved],
+            'the heads are new for': [name for name in classes if fitted and name not in saved],
+            'initialised randomly, because they have another shape:': new,
+        }
+        if what := [f'{k} {", ".join(names)}' for k, names in text.items() if names]:
+            runner.logger.info(f'{runner._load_from}: {"; ".join(what)}')
 
 
 def fit_rows(
