@@ -7,7 +7,7 @@ _base_ = './upernet_vittt_t_camvid.py'
 load_from = 'mmvttt://upernet_hvit3_t_160k'
 max_epochs = 40
 
-norm_cfg = dict(type='SyncBN', requires_grad=True)
+norm_cfg = dict(_delete_=True, type='SyncBN')
 model = dict(
     # The stem keeps its BatchNorms' statistics: batches are small.
     backbone=dict(
