@@ -1,4 +1,4 @@
-# Mask R-CNN, H-ViT³-T, from its authors' weights for COCO (3x, box AP 48.9 there), on your own data,
+# Mask R-CNN, H-ViT³-T, from its authors' weights for COCO (3x, box AP 48.9), on data of your own,
 # by the example of the Penn-Fudan pedestrians. Change what maskrcnn_vittt_t_pennfudan.py lists. A
 # class that COCO has under the same name keeps its part of the heads, the others are new; the log
 # says which. Nobody has measured this schedule: tune its rate and its length.
