@@ -411,6 +411,11 @@ def test_a_folder_for_timm(name: str, tmp_path: Path) -> None:
     assert save_pretrained(again, tmp_path / 'b') == json.loads(
         (tmp_path / 'config.json').read_text()
     )
+    # timm's own writer, which push_to_hf_hub uses.
+    for source in (model, again):
+        timm.models.save_for_hf(source, tmp_path / 'c')
+        third = timm.create_model(f'local-dir:{tmp_path / "c"}', pretrained=True).eval()
+        assert torch.equal(third(x), model(x))
     # Another head for other classes, as of all models of timm.
     tuned = timm.create_model(f'local-dir:{tmp_path}', pretrained=True, num_classes=3).eval()
     assert tuned(x).shape == (2, 3)

@@ -19,7 +19,7 @@ from mmvttt.errors import OptionError, UsageError
 
 from ..layers.json_options import from_json
 from .linearize import linearize as linearize_model
-from .vit import NOTE, from_authors
+from .vit import LINEAR_VIT, NOTE, from_authors
 
 __all__ = ['linear_vit', 'save_pretrained']
 
@@ -58,21 +58,21 @@ def save_pretrained(
         ValueError: If an option of `linearize` cannot be written into a config.
     """
     note, cfg = getattr(model, NOTE, None), getattr(model, 'pretrained_cfg', None)
-    if not note or not cfg or not cfg.get('architecture'):
+    if not note or not cfg or cfg.get('architecture') != LINEAR_VIT:
         raise UsageError(
             f'{type(model).__name__} is not a linearized timm model: build it by '
             'timm.create_model, then call mmvttt.linearize on it; a TimmViT has to_timm().'
         )
-    source, config = cfg['architecture'], Path(folder) / _CONFIG
-    options = dict(model_args, source=source, linearize=note.to_json())
+    note.to_json()
+    config = Path(folder) / _CONFIG
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
     with replacing(config) as partial:
-        architecture = dict(pretrained_cfg=dict(architecture=linear_vit.__name__))
-        save_config_for_hf(model, partial, model_config=architecture, model_args=options)
+        save_config_for_hf(model, partial, model_args=model_args)
         written = json.loads(partial.read_text())
         with torch.device('meta'):
-            again = timm.create_model(linear_vit.__name__, **written['model_args']).state_dict()
+            again = timm.create_model(LINEAR_VIT, **written['model_args']).state_dict()
         wrong = [n for n in {**weights, **again} if _shape(weights, n) != _shape(again, n)]
+        source = written['model_args']['source']
         if wrong:
             raise UsageError(
                 f'{source} with {written["model_args"]} has another shape of {wrong[0]} than the '
@@ -116,6 +116,7 @@ def linear_vit(pretrained: bool = False, *, source: str, **kwargs: Any) -> nn.Mo
         kwargs: `linearize`, options of `linearize`; and options of the source.
     """
     kwargs.setdefault('linearize', {})
+    overlay = {**(kwargs.pop('pretrained_cfg_overlay', None) or {}), 'architecture': LINEAR_VIT}
     return build_model_with_cfg(
         _build,
         source,
@@ -123,5 +124,6 @@ def linear_vit(pretrained: bool = False, *, source: str, **kwargs: Any) -> nn.Mo
         pretrained_filter_fn=lambda weights, model: from_authors(model)(weights, model),
         feature_cfg=dict(out_indices=3, feature_cls='getter'),
         source=source,
+        pretrained_cfg_overlay=overlay,
         **kwargs,
     )

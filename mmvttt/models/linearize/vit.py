@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
 from timm.models import beit, eva, metaformer, pit, vision_transformer, volo
+from timm.models._input import update_model_args
 from timm.models.beit import Beit
 from timm.models.eva import Eva, EvaAttention
 from timm.models.vision_transformer import VisionTransformer
@@ -32,6 +34,8 @@ _FROM_AUTHORS: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
 MODELS = (VisionTransformer, Eva, Beit, VisionTransformerRelPos)
 # Attribute of a linearized model: its `Note`.
 NOTE = 'linearize_options'
+# The name in timm's registry by which a linearized model is built again.
+LINEAR_VIT = 'linear_vit'
 _ATTENTIONS = (
     Attention,
     AttentionRope,
@@ -145,6 +149,16 @@ def put_in_place(
         parent, _, child = name.rpartition('.')
         setattr(model.get_submodule(parent), child, new)
     setattr(model, NOTE, note)
+    cfg: Any = getattr(model, 'pretrained_cfg', None)
+    if cfg and cfg.get('architecture'):
+        # With these timm saves the model, and `linear_vit` builds it again.
+        source = getattr(model, '_model_args', {}).get('source', cfg['architecture'])
+        model.pretrained_cfg = model.default_cfg = {**cfg, 'architecture': LINEAR_VIT}
+        options: Any = note.options
+        with suppress(ValueError):
+            # Of classes that no config can name, timm says that it cannot write them.
+            options = note.to_json()
+        update_model_args(model, source=source, linearize=options)
     model.no_weight_decay = partial(_no_weight_decay, model)
     return [
         f'{name}.{parameter}' for name, new in built.items() for parameter in new.new_parameters()
