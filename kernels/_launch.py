@@ -63,6 +63,8 @@ class Launch:
     """
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], **constants: Any) -> None:
+        # By default Triton fuses multiplications and additions until 3.9, and not from 3.10 on.
+        constants = {'enable_fp_fusion': True, **constants}
         self.kernel, self.grid, self.constants = kernel, grid, constants
         self.positions = {name: i for i, name in enumerate(kernel.arg_names)}
         self.arguments = [constants.get(name) for name in kernel.arg_names]

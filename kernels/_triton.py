@@ -5,6 +5,13 @@ import triton.language as tl
 
 
 @triton.jit
+def share_of(splits, span, N):
+    """The sum to which a program contributes, and its first token and the end of its tokens."""
+    first = tl.program_id(0) % splits * span
+    return tl.program_id(0) // splits, first, tl.minimum(first + span, N)
+
+
+@triton.jit
 def start(program, H, strides):
     """Elements from a tensor's start to the first token of an (image, head), in 64 bits.
 

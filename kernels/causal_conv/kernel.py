@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import _launch
 from .._stencil import store
+from .._triton import share_of
 
 # Triton knows no starred tuples.
 # ruff: noqa: RUF005
@@ -125,9 +126,7 @@ def _backward(
     and dw[j] = Σ_t x[t]·dy[t ± (K − 1 − j)].
     """
     ACC: tl.constexpr = weight.dtype.element_ty
-    scan = tl.program_id(0) // splits
-    first = tl.program_id(0) % splits * span
-    last = tl.minimum(first + span, T)
+    scan, first, last = share_of(splits, span, T)
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     image, r = (scan // R).to(tl.int64), scan % R
     dy += image * dy_strides[0] + r.to(tl.int64) * dy_strides[2]

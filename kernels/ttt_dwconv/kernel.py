@@ -27,11 +27,20 @@ from .._stencil import (
     store,
     zeros,
 )
+from .._triton import share_of
 
 # Triton knows no starred tuples.
 # ruff: noqa: RUF005
 
 # ------------------------------------------------------------------------------------------- tiles
+
+
+@triton.jit
+def _share_of(splits, span, pixels, CHANNELS: tl.constexpr):
+    """The image and the pixels of a program, as `share_of` has them, and its channels."""
+    image, first, last = share_of(splits, span, pixels)
+    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    return image.to(tl.int64), first, last, channels
 
 
 @triton.jit
@@ -94,10 +103,7 @@ def _step(
 ):
     """Sums k[p + δ]·v[p]·factor/divisor over a span of pixels, for every tap δ."""
     ACC: tl.constexpr = g.dtype.element_ty
-    image = (tl.program_id(0) // splits).to(tl.int64)
-    first = tl.program_id(0) % splits * span
-    last = tl.minimum(first + span, h * w)
-    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    image, first, last, channels = _share_of(splits, span, h * w, CHANNELS)
     k += image * k_strides[0]
     v += image * v_strides[0]
     sums = zeros(PIXELS, CHANNELS, ACC)
@@ -131,10 +137,7 @@ def _read(
 ):
     """O[p] = Σ_δ w′[δ]·q[p + δ] of a span of pixels."""
     ACC: tl.constexpr = g.dtype.element_ty
-    image = (tl.program_id(0) // splits).to(tl.int64)
-    first = tl.program_id(0) % splits * span
-    last = tl.minimum(first + span, h * w)
-    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    image, first, last, channels = _share_of(splits, span, h * w, CHANNELS)
     q += image * q_strides[0]
     o += image * h * w * D
     taps = _stepped(w3, g + image * 9 * D, channels, D, DAMPING, ACC)
@@ -168,10 +171,7 @@ def _read_backward(
 ):
     """dQ[p] = Σ_δ w′[δ]·dO[p − δ] and dw′[δ] = Σ_p q[p]·dO[p − δ], from the same nine loads."""
     ACC: tl.constexpr = dw.dtype.element_ty
-    image = (tl.program_id(0) // splits).to(tl.int64)
-    first = tl.program_id(0) % splits * span
-    last = tl.minimum(first + span, h * w)
-    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    image, first, last, channels = _share_of(splits, span, h * w, CHANNELS)
     do += image * do_strides[0]
     q += image * q_strides[0]
     dq += image * h * w * D
@@ -211,10 +211,7 @@ def _step_backward(
 ):
     """dV[p] = Σ_δ j[δ]·k[p + δ] and dK[p] = Σ_δ j[δ]·v[p − δ] of a span of pixels."""
     ACC: tl.constexpr = dw.dtype.element_ty
-    image = (tl.program_id(0) // splits).to(tl.int64)
-    first = tl.program_id(0) % splits * span
-    last = tl.minimum(first + span, h * w)
-    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    image, first, last, channels = _share_of(splits, span, h * w, CHANNELS)
     k += image * k_strides[0]
     v += image * v_strides[0]
     dk += image * h * w * D

@@ -22,6 +22,7 @@ from .._triton import (
     dense_start,
     dot,
     load_tokens,
+    share_of,
     silu,
     square,
     start,
@@ -97,9 +98,7 @@ def _step(
 ):
     """Sums `[Kᵀ(V⊙a) | Kᵀ(V⊙z1⊙a′)]·factor/divisor` over a span of tokens, a = silu(z2)."""
     ACC: tl.constexpr = g.dtype.element_ty
-    program = tl.program_id(0) // splits
-    first = tl.program_id(0) % splits * span
-    last = tl.minimum(first + span, N)
+    program, first, last = share_of(splits, span, N)
     k += start(program, H, k_strides)
     v += start(program, H, v_strides)
     weights = program % H * D * D + square(D, D)
@@ -143,9 +142,7 @@ def _read(
 ):
     """O = (QW1′)⊙silu(QW2′) of a span of tokens."""
     ACC: tl.constexpr = g.dtype.element_ty
-    program = tl.program_id(0) // splits
-    first = tl.program_id(0) % splits * span
-    last = tl.minimum(first + span, N)
+    program, first, last = share_of(splits, span, N)
     q += start(program, H, q_strides)
     o += dense_start(program, N, H, D)
     g += program.to(tl.int64) * 2 * D * D
@@ -185,9 +182,7 @@ def _read_backward(
 ):
     """dQ = dU1·W1′ᵀ + dU2·W2′ᵀ, and [dW1′ | dW2′] = Qᵀ[dU1 | dU2] of a span of tokens."""
     ACC: tl.constexpr = dw.dtype.element_ty
-    program = tl.program_id(0) // splits
-    first = tl.program_id(0) % splits * span
-    last = tl.minimum(first + span, N)
+    program, first, last = share_of(splits, span, N)
     do += start(program, H, do_strides)
     q += start(program, H, q_strides)
     dq += dense_start(program, N, H, D)
@@ -279,9 +274,7 @@ def _step_backward(
     """
     ACC: tl.constexpr = dw.dtype.element_ty
     TYPE: tl.constexpr = k.dtype.element_ty
-    program = tl.program_id(0) // splits
-    first = tl.program_id(0) % splits * span
-    last = tl.minimum(first + span, N)
+    program, first, last = share_of(splits, span, N)
     k += start(program, H, k_strides)
     v += start(program, H, v_strides)
     out_start = dense_start(program, N, H, D)

@@ -56,6 +56,7 @@ from ._tiles import (
     scratch_tile,
     split_features,
     split_inputs,
+    state_offsets,
     store_state,
     store_tile,
     subtract_mean,
@@ -106,6 +107,7 @@ def backward_query(
     parameters,  # w0 (R, H, D, D); b0, ln_weight, ln_bias (R, H, D); token_scale (R, b)
     kept,  # Z (B, T, R, H, D); W (B, R, H, segments, D, D) and c (B, R, H, segments, D)
     scratch,  # writes tiles D, U, X, G, ∂P/∂γ and rows 1/σ, mean(P⊙X), deta (`scratch_tile`)
+    after,  # (B, R, H, segments, D, D): writes W as G gives it, for `backward_key` to step back
     do,  # (B, T, R, H, D)
     dq,  # (B, T, R, H, D)
     dnorm,  # dln_weight and dln_bias (B·R·H, segments, D)
@@ -197,7 +199,7 @@ def backward_query(
             tl.store(scratch_rows(rows, n, ROW_MEAN_PX), mean_px)
             # Updates the state right after reading it: the keys are operands of both, and their
             # registers are free afterwards.
-            eg = descent_step(g, carried_steps(steps, tau_last, SIZE)[:, None], k_tile)
+            eg = descent_step(g_tile, carried_steps(steps, tau_last, SIZE)[:, None])
             if mini_batch_chunks(SIZE) > 1:
                 later_now = split_inputs(s_later.to(k_tile.dtype), D)
                 s_later, c_later = add_outer(
@@ -246,6 +248,7 @@ def backward_query(
         if mini_batch_chunks(SIZE) > 1:
             s, c = s + tau_last * s_later, c + tau_last * c_later
     slot = tl.cast(tl.program_id(0), tl.int64)
+    tl.store(after + slot * D * D + state_offsets(D), s)
     tl.store(dnorm[0] + slot * D + feature_offsets(D), tl.sum(dgamma, axis=1))
     tl.store(dnorm[1] + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
     if mini_batch_chunks(SIZE) == 1:
@@ -377,8 +380,8 @@ def backward_key(
     strides,  # of q, k
     ln_weight,  # (R, H, D)
     token_scale,  # (R, b)
-    kept,  # W (B, R, H, segments, D, D) and c (B, R, H, segments, D)
-    dkept,  # their gradients
+    after,  # (B, R, H, segments, D, D): W after each segment
+    dkept,  # gradients of W and c there
     dc_after,  # (B·R·H, mini-batches, D): gradient of c after each mini-batch of several chunks
     scratch,  # reads tiles D, G, ∂P/∂γ, dP, dZ and rows deta, dlast
     dtokens,  # dk, dv (B, T, R, H, D) and deta (B, T, R, H)
@@ -397,7 +400,6 @@ def backward_key(
 ):
     """One program runs one segment backward with the state and its gradient: dK, dV, the rest."""
     q, k, eta = tokens
-    w_kept, c_kept = kept
     dw_kept, dc_kept = dkept
     tiles, rows = scratch
     dk, dv, deta = dtokens
@@ -420,7 +422,7 @@ def backward_key(
     # loads.
     gamma = tl.load(ln_weight + head * D + tl.arange(0, D))[None, :]
     slot = tl.cast(tl.program_id(0), tl.int64)
-    s, _ = load_state(w_kept + slot * D * D, c_kept + slot * D, D, WIDTH)
+    s = tl.load(after + slot * D * D + state_offsets(D))
     ds, _ = load_state(dw_kept + slot * D * D, dc_kept + slot * D, D, WIDTH)
     causal = tl.arange(0, CHUNK)[None, :, None] <= tl.arange(0, CHUNK)[None, None, :]
     dgamma = tl.zeros((CHUNK, D), ACC)
@@ -455,17 +457,17 @@ def backward_key(
             for i in tl.range(end - start + 1, num_stages=1):
                 n = end - i
                 before = tl.maximum(n - 1, 0)
-                k_tile, grad, steps = k_past, g_past.to(ACC), steps_past
+                k_tile, g_tile, steps = k_past, g_past, steps_past
                 k_past = load_tile(k, k_step, before, T, D, SIZE)
                 g_past = tl.reshape(tl.load(scratch_tile(tiles, before, TILE_G, D)), (CHUNK, D))
                 steps_past = load_rows(eta, eta_step, before, T, SIZE)
-                eg = descent_step(grad, steps[:, None], k_tile)
+                eg = descent_step(g_tile, steps[:, None])
                 s_back = add_dot(
                     s_back, transpose(split_features(eg, D)), repeat_blocks(k_tile, D), PRECISION
                 )
                 if HAS_SCALE:
                     h = apply_state(ds, dc, k_tile, D, PRECISION)
-                    dlast_parts -= h * split_features(grad, D) * column(steps)
+                    dlast_parts -= h * split_features(g_tile, D).to(ACC) * column(steps)
             s -= tau_last * s_back
         for i in tl.range(end - start + 1, num_stages=1):
             n = end - i
@@ -492,7 +494,7 @@ def backward_key(
             else:
                 # A step back. The state enters linearly here, so a sum's rounding error is
                 # harmless.
-                eg = descent_step(g_tile.to(ACC), (tau_last * steps)[:, None], k_tile)
+                eg = descent_step(g_tile, (tau_last * steps)[:, None])
                 s = add_dot(
                     s, transpose(split_features(-eg, D)), repeat_blocks(k_tile, D), PRECISION
                 )

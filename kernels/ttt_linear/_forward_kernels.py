@@ -137,7 +137,7 @@ def forward_scan(
             m = step_weights(q_tile, k_tile, steps, tau, D, PRECISION, ACC)
             grad = inner_gradient(z_tile.to(ACC), k_tile, v_tile, gamma, lam, eps, D, WIDTH)
             g_tile = saturating_cast(grad, k_tile)
-            eg = descent_step(grad, column(carried_steps(steps, tau_last, SIZE)), k_tile)
+            eg = descent_step(g_tile, column(carried_steps(steps, tau_last, SIZE)))
             if mini_batch_chunks(SIZE) > 1:
                 s_later, c_later = add_outer(s_later, c_later, eg, k_tile, D, PRECISION)
             else:

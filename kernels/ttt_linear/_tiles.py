@@ -431,9 +431,12 @@ def carried_steps(steps, tau_last, SIZE: tl.constexpr):
 
 
 @triton.jit
-def descent_step(g, e, k):
-    """`−e⊙G`, rounded once; its outer product with the keys is added to the state."""
-    return saturating_cast(g * -e, k)
+def descent_step(g, e):
+    """`−e⊙G` of a rounded G; its outer product with the keys is added to the state.
+
+    All kernels take the rounded G, so that the key side steps back exactly what the query side did.
+    """
+    return saturating_cast(g.to(e.dtype) * -e, g)
 
 
 @triton.jit

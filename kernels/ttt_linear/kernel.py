@@ -125,7 +125,7 @@ def backward(
     parameters = _parameters(inputs)
     # Buffers from one kernel to the next, in whole chunks.
     scratch = q.new_empty(plan.tiles), new(plan.rows)
-    kept = w_kept.contiguous(), c_kept.contiguous()
+    after = new(plan.w_kept)
     dq, dk, dv, deta = *(torch.empty_like(do) for _ in range(3)), new(plan.shape[:-1])
     # Partial sums by image, scan, head and segment: the query side's, then the key side's.
     dln_weight, dln_bias = new((2, *plan.c_kept)), new((2, *plan.c_kept))
@@ -142,8 +142,9 @@ def backward(
         plan.backward_query(
             tokens=inputs[:4],
             parameters=parameters,
-            kept=(z_kept.contiguous(), *kept),
+            kept=(z_kept.contiguous(), w_kept.contiguous(), c_kept.contiguous()),
             scratch=scratch,
+            after=after,
             do=do,
             dq=dq,
             dnorm=(dln_weight[0], dln_bias[0]),
@@ -153,7 +154,7 @@ def backward(
         plan.backward_chain(**keys, dstart=(dw0, db0))
         plan.backward_key(
             **keys,
-            kept=kept,
+            after=after,
             dtokens=(dk, dv, deta),
             dnorm=(dln_weight[1], dln_bias[1]),
             dtoken_scale=dtau,

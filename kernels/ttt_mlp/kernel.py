@@ -30,6 +30,7 @@ from .._triton import (
     dense_start,
     dot,
     load_tokens,
+    share_of,
     silu,
     square,
     start,
@@ -123,9 +124,7 @@ def _step(
     """Sums G·N/s of a span of tokens, times factor/divisor."""
     ACC: tl.constexpr = g.dtype.element_ty
     TYPE: tl.constexpr = k.dtype.element_ty
-    program = tl.program_id(0) // splits
-    first = tl.program_id(0) % splits * span
-    last = tl.minimum(first + span, N)
+    program, first, last = share_of(splits, span, N)
     k += start(program, H, k_strides)
     v += start(program, H, v_strides)
     at_w1, at_w2, at_w_out = _weights(weights, program % H, D, GATED)
@@ -179,9 +178,7 @@ def _read(
     """O = (silu(QW1′)⊙QW2′)·W_o′ of a span of tokens."""
     TYPE: tl.constexpr = q.dtype.element_ty
     ACC: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
-    program = tl.program_id(0) // splits
-    first = tl.program_id(0) % splits * span
-    last = tl.minimum(first + span, N)
+    program, first, last = share_of(splits, span, N)
     q += start(program, H, q_strides)
     o += dense_start(program, N, H, D)
     at_w1, at_w2, at_w_out = _weights(stepped, program, D, GATED)
@@ -221,9 +218,7 @@ def _read_backward(
     """dQ, and dW′ of a span of tokens."""
     ACC: tl.constexpr = dw.dtype.element_ty
     TYPE: tl.constexpr = q.dtype.element_ty
-    program = tl.program_id(0) // splits
-    first = tl.program_id(0) % splits * span
-    last = tl.minimum(first + span, N)
+    program, first, last = share_of(splits, span, N)
     do += start(program, H, do_strides)
     q += start(program, H, q_strides)
     dq += dense_start(program, N, H, D)
@@ -289,9 +284,7 @@ def _step_backward(
     """
     ACC: tl.constexpr = dw.dtype.element_ty
     TYPE: tl.constexpr = k.dtype.element_ty
-    program = tl.program_id(0) // splits
-    first = tl.program_id(0) % splits * span
-    last = tl.minimum(first + span, N)
+    program, first, last = share_of(splits, span, N)
     k += start(program, H, k_strides)
     v += start(program, H, v_strides)
     out_start = dense_start(program, N, H, D)

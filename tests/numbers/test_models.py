@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import mmvttt.models.timm  # noqa: F401
 from mmvttt import ViTAdapter, linearize
-from mmvttt.models.backbones import HViT3, ViT3, Vittt
+from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
 
 pytest.importorskip('triton')
 FP32, BF16, FP16 = UNIT
@@ -36,6 +36,28 @@ def dinov3() -> nn.Module:
     return model
 
 
+def adapter() -> nn.Module:
+    options = dict(interaction_indexes=[(0, 0)], num_extra_extractors=0, conv_inplane=8)
+    backbone = Vittt(ARCH | dict(num_layers=1), img_size=(32, 48))
+    return ViTAdapter(backbone, norm_layer='BN', deform_num_heads=1, **options)
+
+
+class Denoiser(nn.Module):
+    """DiT³ of one block, as a function of the latents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pytest.importorskip('diffusers')
+        from mmvttt.models.generation.dit3 import DiT3
+
+        arch = dict(embed_dims=32, num_layers=1, num_heads=1)
+        self.model = DiT3(arch=arch, in_channels=3, num_classes=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        labels = x.new_zeros(len(x), dtype=torch.int64)
+        return self.model(x, timestep=labels + 500, class_labels=labels).sample
+
+
 # Models, the ops that they run, and sizes of their images.
 MODELS = {
     'Vittt': (
@@ -45,7 +67,10 @@ MODELS = {
     ),
     'ViT³': (lambda: ViT3(ARCH, patch_size=4), {'ttt_glu', 'ttt_dwconv'}, IMAGE),
     'H-ViT³': (lambda: HViT3(STAGES), {'ttt_glu', 'ttt_dwconv'}, (52, 68)),
+    'T⁵': (lambda: T5(ARCH, **PATCHES), {'ttt_mlp'}, IMAGE),
     'DINOv3, linearized': (dinov3, {'ttt_mlp'}, IMAGE),
+    'DiT³': (Denoiser, {'ttt_glu', 'ttt_dwconv'}, (10, 14)),
+    'ViT-Adapter': (adapter, {'ttt_linear', 'causal_conv', 'deform_attn'}, (32, 48)),
 }
 # As for an op (test_ops.py): other orders of sums, and rounded operands in half precision.
 FACTOR = {FP32: 4, BF16: 4, FP16: 4}

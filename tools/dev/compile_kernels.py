@@ -7,8 +7,10 @@
 The ops are called as they are, strides and options included, and their launches are compiled. The
 table holds, by Triton version, which brings its assembler: registers a thread, bytes of a thread
 that spilled, bytes of shared memory, and for NVIDIA the products that may read shared memory before
-a proxy fence. tests/kernels/test_compile_kernels.py fails where one of them grows. None of this
-says what a kernel computes on a GPU.
+a proxy fence, and instructions and barriers of the innermost loop, which in ttt_linear is a
+mini-batch. A Triton that is not in the table is compared with the newest one in it.
+tests/kernels/test_compile_kernels.py fails where a figure grows. None of this says what a kernel
+computes on a GPU.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,6 +41,7 @@ from triton.runtime.jit import JITFunction
 
 from ttt_kernels import (
     _backend,
+    _known,
     _launch,
     causal_conv,
     deform_attn,
@@ -55,6 +59,12 @@ TYPES = {'bf16': torch.bfloat16, 'fp32': torch.float32}
 SHARED = {'sm_80': 163 << 10, 'sm_89': 99 << 10, 'sm_90': 227 << 10, 'sm_100': 227 << 10}
 SHARED |= {'sm_120': 99 << 10, 'gfx942': 64 << 10}
 Figures = dict[str, int]
+LOOSE = ('instructions',)
+# Of Triton's wheel, or of the CUDA toolkit. Without it registers, spills and loops are not counted.
+CUOBJDUMP = shutil.which(
+    'cuobjdump',
+    path=f'{Path(triton.__file__).parent}/backends/nvidia/bin{os.pathsep}{os.environ["PATH"]}',
+)
 Call = tuple[Callable[..., Tensor], list[Tensor]]
 
 
@@ -115,6 +125,7 @@ CALLS: dict[str, Callable[[torch.dtype], Call]] = {
 # Compiled for sm_90 in bf16.
 OTHER_CALLS = {
     'ttt_linear, d 32': lambda t: scan(t, 32),
+    'ttt_linear, d 64, few scans': lambda t: scan(t, 64, heads=2),  # all registers
     'ttt_linear, d 128': lambda t: scan(t, 128),
     'ttt_linear, d 64, b 64': lambda t: scan(t, 64, size=64),
     'ttt_glu, d 32': lambda t: inner_step(ttt_glu, t, 32, 2),
@@ -142,7 +153,7 @@ def compiled_for(gpu: int | str) -> Iterator[dict[str, CompiledKernel]]:
 
     def run(self: JITFunction, *args, grid, warmup, **kwargs):
         compiled = launch(self, *args, grid=grid, warmup=True, **kwargs)
-        name = self.__name__.strip('_') + ', backward' * bool(kwargs.get('BACKWARD'))
+        name = self.__name__.strip('_') + ', without KEEP' * (kwargs.get('KEEP') is False)
         kernels[name] = compiled
         return compiled
 
@@ -188,6 +199,8 @@ def build(variant: str) -> dict[str, CompiledKernel]:
     call, dtype, gpu = variant.split('/')
     with compiled_for(GPUS[gpu]) as kernels:
         function, inputs = (CALLS | OTHER_CALLS)[call](TYPES[dtype])
+        with torch.no_grad():
+            function(*inputs)
         output = function(*inputs)
         torch.autograd.grad(output, inputs, torch.zeros_like(output))
     return kernels
@@ -200,19 +213,47 @@ def count(compiled: CompiledKernel) -> Figures:
         names = {'registers': 'vgpr_count', 'spilled': 'private_segment_fixed_size'}
         found = {n: re.search(rf'\.{key}:\s+(\d+)', code) for n, key in names.items()}
         return {n: int(match[1]) for n, match in found.items()} | figures
-    tool = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin' / 'cuobjdump'
+    ptx = compiled.asm['ptx']
+    figures['unfenced'] = unfenced_products(ptx)
+    # ptxas before 13.3 may overwrite the registers while a WGMMA still reads them.
+    figures['wgmma_registers'] = len(re.findall(r'wgmma\.mma_async[^;{]*\{[^}]*\},\s*\{', ptx))
+    if CUOBJDUMP is None:
+        return figures
     with tempfile.NamedTemporaryFile(suffix='.cubin') as file:
         file.write(compiled.asm['cubin'])
         file.flush()
-        usage = subprocess.run(
-            [tool, '-res-usage', file.name], check=True, capture_output=True, text=True
-        ).stdout
+        usage, code = (
+            subprocess.run(
+                [CUOBJDUMP, option, file.name], check=True, capture_output=True, text=True
+            ).stdout
+            for option in ('-res-usage', '-sass')
+        )
     registers, stack = (int(re.search(rf'{n}:(\d+)', usage)[1]) for n in ('REG', 'STACK'))
-    ptx = compiled.asm['ptx']
-    figures |= {'registers': registers, 'spilled': stack, 'unfenced': unfenced_products(ptx)}
-    # ptxas before 13.3 may overwrite the registers while a WGMMA still reads them.
-    figures['wgmma_registers'] = len(re.findall(r'wgmma\.mma_async[^;{]*\{[^}]*\},\s*\{', ptx))
-    return figures
+    instructions, barriers = innermost_loop(code)
+    loop = {'instructions': instructions, 'barriers': barriers}
+    return figures | {'registers': registers, 'spilled': stack} | loop
+
+
+_INSTRUCTION = re.compile(r'/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);')
+
+
+def innermost_loop(code: str) -> tuple[int, int]:
+    """Instructions and barriers of the longest loop that has no other one inside."""
+    lines = [(int(at, 16), name, rest) for at, name, rest in _INSTRUCTION.findall(code)]
+    loops = []
+    for at, name, rest in lines:
+        target = re.search(r'0x([0-9a-f]+)', rest) if name.startswith('BRA') else None
+        # A branch to itself ends the code.
+        if target and int(target[1], 16) < at:
+            loops.append((int(target[1], 16), at))
+    inner = [
+        (start, end)
+        for start, end in loops
+        if not any(start <= s and e <= end and (s, e) != (start, end) for s, e in loops)
+    ]
+    bodies = [[name for at, name, _ in lines if start <= at <= end] for start, end in inner]
+    longest = max(bodies, key=len, default=[])
+    return len(longest), sum(name.startswith('BAR.') for name in longest)
 
 
 # ---------------------------------------------------------------------------------- proxy fences
@@ -273,13 +314,20 @@ def tables() -> dict[str, dict[str, Figures]]:
     return json.loads(TABLE.read_text()) if TABLE.exists() else {}
 
 
+def table_of(version: str) -> dict[str, Figures]:
+    """The rows of a Triton, or of the newest one in the table."""
+    every = tables()
+    newest = max(every, key=_known.version_of, default=version)
+    return every.get(version, every.get(newest, {}))
+
+
 def worse(found: dict[str, Figures], table: dict[str, Figures]) -> list[str]:
-    """A line for every figure that is larger than the table's."""
+    """A line for every figure that is larger than the table's; instructions by a twentieth."""
     return [
         f'{name}: {figure} {table[name][figure]} → {value}'
         for name, figures in found.items()
         for figure, value in figures.items()
-        if name in table and value > table[name][figure]
+        if value > table.get(name, {}).get(figure, value) * (1.05 if figure in LOOSE else 1)
     ]
 
 
@@ -296,8 +344,11 @@ def main() -> int:
             print(name, *(f'{key} {value}' for key, value in found[name].items()), flush=True)
     every = tables()
     if not args.update:
-        lines = worse(found, every.get(triton.__version__, {}))
-        print(f'Worse than the table of Triton {triton.__version__}:', *lines or ['none'], sep='\n')
+        lines = worse(found, table_of(triton.__version__))
+        row = triton.__version__ if triton.__version__ in every else 'the newest Triton'
+        print(f'Worse than the table of {row}:', *lines or ['none'], sep='\n')
+        if CUOBJDUMP is None:
+            print('cuobjdump is missing: registers, spills and loops were not counted')
         return int(bool(lines))
     others = every.get(triton.__version__, {}) if args.only else {}
     rows = {n: f for n, f in others.items() if not n.startswith(args.only)} | found
