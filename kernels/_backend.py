@@ -115,19 +115,13 @@ def known(op: str, dtype: torch.dtype, device: torch.device) -> _known.Row | Non
 
 
 def _refused(op: str, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Reason why an op's Triton kernel must not run on a GPU, or None."""
-    if interpreting() or device.type == 'cpu':
-        return None
+    """Reason why an op's Triton kernel must not run on a GPU, by the table of GPUs, or None."""
     row = known(op, dtype, device)
-    if row is not None and row.verdict == _known.REFUSED:
-        gpu = '.'.join(map(str, torch.cuda.get_device_capability(device)))
-        name = str(dtype).removeprefix('torch.')
-        return f'{name} on compute capability {gpu} with Triton {triton_version()}: {row.why}'
-    if row is not None and row.verdict == _known.RUNS:
+    if row is None or not row.refused:
         return None
-    from . import _check
-
-    return _check.reason(op, dtype, device)
+    gpu = '.'.join(map(str, torch.cuda.get_device_capability(device)))
+    name = str(dtype).removeprefix('torch.')
+    return f'{name} on compute capability {gpu} with Triton {triton_version()}: {row.why}'
 
 
 def _unreachable(backend: str, device: torch.device) -> str | None:
@@ -153,13 +147,18 @@ def _warn_once(op: str, reason: str) -> None:
 
 
 def choose(
-    op: str, backend: str, tensor: Tensor, unsupported_reason: Callable[[ModuleType], str | None]
+    op: str,
+    backend: str,
+    tensor: Tensor,
+    unsupported_reason: Callable[[ModuleType], str | None],
+    check: Callable[[ModuleType], str | None],
 ) -> ModuleType | None:
     """The kernel module to run on `tensor`'s device, or None for the reference.
 
     Args:
         backend: 'auto' or one of BACKENDS.
         unsupported_reason: Why a kernel module cannot run with these inputs, or None.
+        check: Why it must not: what it computes on this GPU is wrong, or could not be compared.
     """
     name = backend
     if backend == 'auto':
@@ -171,8 +170,8 @@ def choose(
         reason = kernel
     else:
         reason = _unreachable(name, tensor.device) or unsupported_reason(kernel)
-        if reason is None and name == 'triton':
-            reason = _refused(op, tensor.dtype, tensor.device)
+        if reason is None and tensor.device.type == 'cuda' and not interpreting():
+            reason = _refused(op, tensor.dtype, tensor.device) or check(kernel)
         if reason is None:
             return kernel
     if backend != 'auto':
@@ -218,6 +217,6 @@ def refusals(op: str) -> list[tuple[list[str], str]]:
     reasons: dict[str, list[str]] = {}
     for name, dtype in _known.DTYPES.items():
         row = _known.row(op, dtype, torch.cuda.get_device_capability(), triton_version())
-        if row is not None and row.verdict == _known.REFUSED:
+        if row is not None and row.refused:
             reasons.setdefault(row.why, []).append(name)
     return [(names, why) for why, names in reasons.items()]

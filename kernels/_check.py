@@ -1,8 +1,9 @@
-"""A kernel checks itself: the first time that an op meets a GPU for which no result is known.
+"""A kernel checks itself: the compiled kernels of a call, before the first one of each.
 
-A process of its own compares the kernel with the reference (`_compare`), because an illegal access
-ends the process that makes it. The verdict is kept in the user's cache. A kernel that fails leaves
-its op to the reference.
+A process of its own compares some images of the call's layout with the reference (`_compare`),
+because an illegal access ends the process that makes it. The user's cache keeps what was computed:
+that the kernels agree, or by how much they differ, which leaves their calls to the reference.
+Anything else, such as a time-out or a full disk, holds for this process only.
 """
 
 import contextlib
@@ -10,36 +11,51 @@ import functools
 import hashlib
 import json
 import os
+import secrets
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from filelock import FileLock
-
-from . import _known
+from torch import Tensor
 
 VARIABLE = 'TTT_KERNELS_CHECK'
-# Seconds for a check; most of them go into importing torch and compiling.
-LIMIT = 180.0
-# Exit status of the process; others are crashes.
-PASSED, FAILED, NOT_CHECKED = 0, 1, 3
+AGREES, DIFFERS = 'agrees', 'differs'
+# Seconds for a check; on an idle machine it takes some 30, most of them for compiling.
+LIMIT = 600.0
+# Images of a check, and tokens of all of them, unless one image has more.
+MOST_IMAGES, MOST_TOKENS = 3, 1 << 14
+_FOLDER = Path(__file__).parent
+# Looks for no module in the working directory, and finds this package where this process has it.
+_CHILD = """
+import importlib.util, sys
+sys.path += [x for x in {paths!r} if x not in sys.path]
+spec = importlib.util.spec_from_file_location('ttt_kernels', {init!r})
+sys.modules['ttt_kernels'] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+from ttt_kernels import _compare
+_compare.answer()
+"""
 
 
 @functools.cache
-def _sources() -> str:
-    """Digest of this package: every version of the kernels needs its own verdict."""
+def sources(op: str) -> str:
+    """Digest of the op's files and of those that the ops share."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob('*.py')):
-        digest.update(path.read_bytes())
+    for path in (*sorted(_FOLDER.glob('*.py')), *sorted((_FOLDER / op).glob('*.py'))):
+        if not path.name.startswith('_numba'):
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def fingerprint(op: str, dtype: torch.dtype, device: torch.device) -> dict[str, str]:
-    """All that a verdict depends on."""
+    """All that a verdict depends on, besides the launches."""
     import triton
 
     properties = torch.cuda.get_device_properties(device)
@@ -57,8 +73,44 @@ def fingerprint(op: str, dtype: torch.dtype, device: torch.device) -> dict[str, 
         'triton': triton.__version__,
         'torch': torch.__version__,
         'hip': str(torch.version.hip),
-        'kernels': _sources(),
+        'sources': sources(op),
     }
+
+
+# ---------------------------------------------------------------------------------------- launches
+
+
+def some_images(op: Any, args: tuple) -> tuple:
+    """The arguments of a call, views of its first images."""
+    tokens = max(1, args[0].shape[1])
+    few = max(1, min(len(args[0]), MOST_IMAGES, MOST_TOKENS // tokens))
+    return tuple(x[:few] if n in op.images else x for n, x in zip(op.names, args, strict=True))
+
+
+def launches(op: Any, kernel: ModuleType, args: tuple, batch: int) -> str:
+    """Digest of all launches of a call with some images, as of a call with the whole batch."""
+    from . import _launch
+
+    needs = [args[i] is not None and args[i].is_floating_point() for i in op.tensors]
+    with torch.no_grad(), _launch.planned_for(batch, len(args[0])), _launch.recorded() as record:
+        for keep in (False, True)[not op.keeps :]:
+            out = op.run(kernel, args, keep)
+        grads = [torch.empty_like(x) if x.numel() else None for x in out[: op.results]]
+        op.run_backward(kernel, grads, args, out[op.results :], needs)
+    # A few classes of lengths, in which a kernel may take other ways.
+    length = -(-(args[0].shape[1] - 1).bit_length() // 4)
+    return hashlib.sha256(repr((length, sorted(record))).encode()).hexdigest()[:24]
+
+
+def layout(x: Any) -> Any:
+    """An argument for JSON: the layout of a tensor, or the value of an option."""
+    if not isinstance(x, Tensor):
+        return x
+    dtype, offset = str(x.dtype).removeprefix('torch.'), x.data_ptr() % 16 // x.element_size()
+    return {'shape': [*x.shape], 'stride': [*x.stride()], 'dtype': dtype, 'offset': offset}
+
+
+# ---------------------------------------------------------------------------------------- verdicts
 
 
 def folder() -> Path:
@@ -67,75 +119,143 @@ def folder() -> Path:
     return Path(os.devnull if cache.startswith('~') else cache) / 'ttt_kernels'
 
 
+def _read(path: Path) -> dict[str, Any] | None:
+    """A kept verdict; None for anything else."""
+    try:
+        kept = json.loads(path.read_text()) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    names = ('op', 'dtype', 'gpu', 'triton', 'sources', 'verdict')
+    if not isinstance(kept, dict) or not all(isinstance(kept.get(n), str) for n in names):
+        return None
+    words = kept['verdict'].split()
+    known = kept['verdict'] == AGREES or DIFFERS in words
+    request, age = kept.get('request'), kept.get('time')
+    return kept if known and isinstance(request, dict) and isinstance(age, float) else None
+
+
 def verdicts() -> Iterator[dict[str, Any]]:
-    """All verdicts in the cache: a fingerprint with `reason` (None if it passed) and `time`."""
+    """All verdicts in the cache: a fingerprint with `launches`, `verdict`, `request` and `time`."""
     for path in sorted(folder().glob('*.json')):
-        with contextlib.suppress(OSError, ValueError):
-            yield json.loads(path.read_text())
+        if (kept := _read(path)) is not None:
+            yield kept
 
 
-@functools.cache
-def reason(op: str, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Reason why an op's kernel must not run on an unknown GPU, or None."""
+def _path(key: dict[str, str]) -> Path:
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+    return folder() / f'{name}.json'
+
+
+def _keep(key: dict[str, str], verdict: str, request: dict[str, Any]) -> None:
+    kept = {**key, 'verdict': verdict, 'request': request, 'time': time.time()}
+    with contextlib.suppress(OSError):
+        # A file of a new name: another process may read the old one, and a link leads elsewhere.
+        with tempfile.NamedTemporaryFile('w', dir=folder(), suffix='.part', delete=False) as file:
+            json.dump(kept, file, indent=1)
+        os.replace(file.name, _path(key))
+
+
+_REASONS: dict[str, str | None] = {}
+_MOST_REASONS = 1024
+
+
+def reason(op: Any, kernel: ModuleType, args: tuple) -> str | None:
+    """Why the kernels of a call must not run, or None."""
     if os.environ.get(VARIABLE) == '0':
         return None
-    key = fingerprint(op, dtype, device)
-    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
-    path = folder() / f'{name}.json'
-    # One process of a machine checks, the others wait for its verdict.
+    few, q = some_images(op, args), args[0]
+    key = fingerprint(op.name, q.dtype, q.device)
+    key['launches'] = launches(op, kernel, few, len(q))
+    path = _path(key)
+    if path.name not in _REASONS:
+        request = {
+            'op': op.name,
+            'device': str(q.device),
+            'batch': len(q),
+            'args': [*map(layout, few)],
+        }
+        if len(_REASONS) >= _MOST_REASONS:
+            _REASONS.clear()
+        _REASONS[path.name] = _first_reason(path, key, request)
+    return _REASONS[path.name]
+
+
+def _first_reason(path: Path, key: dict[str, str], request: dict[str, Any]) -> str | None:
+    """The reason by a kept verdict, or by a new one. One process of a machine makes it."""
     lock = FileLock(path.with_suffix('.lock'))
     with contextlib.suppress(OSError, NotImplementedError):  # then each process for itself
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     try:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            return json.loads(path.read_text())['reason']
-        print(
-            f'ttt_kernels: {op} meets {key["gpu"]} in {key["dtype"]} for the first time; its '
-            f'kernel is compared with the reference ({VARIABLE}=0 leaves this out)',
-            file=sys.stderr,
-        )
-        refusal, certain = _run(op, dtype, device)
-        if certain:
-            with contextlib.suppress(OSError):
-                text = json.dumps({**key, 'reason': refusal, 'time': time.time()}, indent=1)
-                partial = path.with_suffix(f'.{os.getpid()}')
-                partial.write_text(text)
-                partial.replace(path)
+        kept = _read(path)
+        if kept is None or not key.items() <= kept.items():
+            print(
+                f'ttt_kernels: a new kind of {key["op"]} in {key["dtype"]} on {key["gpu"]}; its '
+                f'kernels are compared with the reference ({VARIABLE}=0 leaves this out)',
+                file=sys.stderr,
+            )
+            verdict, why = ask(key, request)
+            if verdict is None:
+                return f'its check could not run: {why}'
+            _keep(key, verdict, request)
+        else:
+            verdict = kept['verdict']
     finally:
         lock.release()
-    return refusal
+    if verdict == AGREES:
+        return None
+    report = f'please report this with the output of `python -m ttt_kernels check {key["op"]}`'
+    return f'{verdict}; {report}'
 
 
-def command(op: str, dtype: torch.dtype, device: torch.device) -> list[str]:
+def command() -> list[str]:
     """The process that makes a check."""
-    name = next(n for n, x in _known.DTYPES.items() if x == dtype)
-    module = [sys.executable, '-m', 'ttt_kernels', 'check', op]
-    return [*module, '--dtype', name, '--device', str(device)]
+    here = os.getcwd()
+    paths = [x for x in sys.path if x and os.path.abspath(x) != here]
+    code = _CHILD.format(paths=paths, init=str(_FOLDER / '__init__.py'))
+    return [sys.executable, '-I', '-c', code]
 
 
-def _run(op: str, dtype: torch.dtype, device: torch.device) -> tuple[str | None, bool]:
-    """Why the kernel must not run, or None; and whether that will be so the next time."""
-    env = {**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, sys.path)), VARIABLE: '0'}
+def ask(key: dict[str, str], request: dict[str, Any]) -> tuple[str | None, str]:
+    """The verdict of a new process; None without one, and why."""
+    # Only an answer to this question counts, not an exit status.
+    nonce = secrets.token_hex(16)
     try:
         done = subprocess.run(
-            command(op, dtype, device),
-            env=env,
+            command(),
+            input=json.dumps({**request, 'nonce': nonce}),
+            env={**os.environ, VARIABLE: '0'},
+            cwd=_FOLDER,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             timeout=LIMIT,
         )
     except subprocess.TimeoutExpired:
-        why = f'took more than {LIMIT:.0f} s'
-    else:
-        said = (done.stdout.strip().splitlines() or ['it said nothing'])[-1]
-        if done.returncode == PASSED:
-            return None, True
-        if done.returncode == NOT_CHECKED:
-            return f'its check could not run: {said}', False
-        crashed = done.returncode != FAILED
-        how = f'crashed (exit status {done.returncode})' if crashed else 'failed'
-        why = f'{how}: {said}'
-    report = f'please report this with the output of `python -m ttt_kernels check {op}`'
-    return f'its check {why}; {report}', True
+        return None, f'it took more than {LIMIT:.0f} s'
+    except OSError as error:
+        return None, str(error)
+    lines = done.stdout.strip().splitlines()
+    for line in lines:
+        if line.startswith(f'{nonce} '):
+            _, checked, verdict = line.split(' ', 2)
+            if checked == key['launches']:
+                return verdict, ''
+            return None, 'its launches are others than those of the call'
+    said = lines[-1] if lines else 'it said nothing'
+    return None, f'exit status {done.returncode}: {said}'
+
+
+def again(op: str, dtypes: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Repeats the checks of an op that this GPU, these packages and these sources have had."""
+    for kept in list(verdicts()):
+        request = kept['request']
+        key = {n: x for n, x in kept.items() if n not in ('verdict', 'request', 'time')}
+        if kept['op'] != op or kept['dtype'] not in dtypes:
+            continue
+        dtype = getattr(torch, kept['dtype'])
+        if fingerprint(op, dtype, torch.device(request['device'])).items() <= kept.items():
+            verdict, why = ask(key, request)
+            if verdict is not None:
+                _keep(key, verdict, request)
+            yield kept, verdict or f'could not be checked: {why}'

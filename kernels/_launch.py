@@ -6,8 +6,9 @@ No atomics, and nothing depends on the GPU at hand: the same inputs give the sam
 
 import functools
 import math
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -33,17 +34,51 @@ _COLUMNS = 64
 _HERE = nullcontext()
 # Every cache of `plan`.
 _PLANS: list[Any] = []
+# Images of a batch, and those of them that are at hand.
+_IMAGES: ContextVar[tuple[int, int]] = ContextVar('images', default=(1, 1))
+_RECORD: ContextVar[list[str] | None] = ContextVar('record', default=None)
 
 
 def plan(function: Callable[..., Plan]) -> Callable[..., Plan]:
     """Caches what a layout decides about launches: the grid, sizes and options.
 
-    `function` depends on its arguments, which name the device and the dtypes of all tensors, and on
-    nothing else that changes in a process.
+    `function` depends on its arguments, which name the device and the dtypes of all tensors, on
+    `planned_for`, and on nothing else that changes in a process.
     """
-    cached = functools.lru_cache(maxsize=1024)(function)
+
+    @functools.lru_cache(maxsize=1024)
+    def cached(images: tuple[int, int], *args: Any) -> Plan:
+        return function(*args)
+
     _PLANS.append(cached)
-    return cached
+    return lambda *args: cached(_IMAGES.get(), *args)
+
+
+@contextmanager
+def planned_for(batch: int, few: int) -> Iterator[None]:
+    """Plans launches over `few` images as those over a batch: with its kernels and its sums."""
+    token = _IMAGES.set((batch, few))
+    try:
+        yield
+    finally:
+        _IMAGES.reset(token)
+
+
+def of_batch(count: int) -> int:
+    """`count`, which is proportional to the images at hand, for the whole batch."""
+    batch, few = _IMAGES.get()
+    return count * batch // few
+
+
+@contextmanager
+def recorded() -> Iterator[list[str]]:
+    """Launches nothing inside; yields the list of the launches, each as `Launch.variant`."""
+    record: list[str] = []
+    token = _RECORD.set(record)
+    try:
+        yield record
+    finally:
+        _RECORD.reset(token)
 
 
 def on(x: Tensor) -> AbstractContextManager:
@@ -70,7 +105,22 @@ class Launch:
         self.arguments = [constants.get(name) for name in kernel.arg_names]
         self.compiled: Callable[..., None] | None = None
 
+    def variant(self, given: dict[str, Any]) -> str:
+        """All that decides which compiled kernel a launch runs; sizes that do not are left out."""
+        parameters = {p.name: p for p in getattr(self.kernel, 'params', ())}
+        kinds: dict[str, Any] = {}
+        for name, x in {**self.constants, **given}.items():
+            parameter = parameters.get(name)
+            if parameter is None or parameter.is_constexpr:
+                kinds[name] = x if not isinstance(x, Tensor | tuple) else _kind(x)
+            elif not parameter.do_not_specialize:
+                kinds[name] = _kind(x)
+        return f'{self.kernel.__name__} {sorted(kinds.items())}'
+
     def __call__(self, **given: Any) -> None:
+        if (record := _RECORD.get()) is not None:
+            record.append(self.variant(given))
+            return
         aligned = _aligned(given.values())
         if self.compiled is not None and aligned:
             arguments = self.arguments.copy()
@@ -82,6 +132,15 @@ class Launch:
         # The interpreter returns None.
         if compiled is not None and aligned and not torch.version.hip:
             self.compiled = compiled[(*self.grid, 1, 1)[:3]]
+
+
+def _kind(x: Any) -> Any:
+    """What Triton compiles an argument for: a type, alignment, divisibility by 16, the number 1."""
+    if isinstance(x, Tensor):
+        return x.dtype, x.data_ptr() % 16 == 0
+    if isinstance(x, tuple):
+        return tuple(map(_kind, x))
+    return (x == 1, x % 16 == 0, x.bit_length() > 31) if isinstance(x, int) else None
 
 
 def _aligned(values: Iterable[Any]) -> bool:
@@ -238,7 +297,7 @@ def split(tokens: int, sums: int, block: int) -> tuple[int, int]:
         Number of programs for each sum, ≥ 1, and tokens for each program, a multiple of `block`. No
         program is without tokens.
     """
-    return _split(tokens, sums, block, _ENOUGH, _LEAST_BLOCKS)
+    return _split(tokens, of_batch(sums), block, _ENOUGH, _LEAST_BLOCKS)
 
 
 @functools.lru_cache(maxsize=1024)

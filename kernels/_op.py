@@ -8,9 +8,9 @@ choice of a backend depend on the arguments' layout only, and are made once for 
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils.flop_counter import register_flop_formula
 
-from . import _backend, _inputs
+from . import _backend, _check, _inputs
 
 Args = tuple[Any, ...]
 Grads = Sequence[Tensor | None]
@@ -83,6 +83,15 @@ def _without_autocast(x: Tensor) -> Any:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _NOTHING
 
 
+def _usual(g: Tensor | None) -> Tensor | None:
+    """A result's gradient, in a layout for which kernels are compiled alike, and so checked."""
+    if g is None or (g.is_contiguous() and not g.data_ptr() % 16):
+        return g
+    *steps, last = g.stride()
+    usual = last == 1 and not any(n % 16 for n in (*steps, g.shape[-1], g.data_ptr()))
+    return g if usual else g.clone(memory_format=torch.contiguous_format)
+
+
 def _forward(implementation: ModuleType, args: Args, keep: bool) -> Any:
     return implementation.forward(*args)
 
@@ -110,7 +119,9 @@ class Op:
         kept: Names of the other tensors that `forward` returns, for the backward pass.
         keeps: Whether `forward` can leave those empty.
         forward, unsupported: Calls of an implementation, where they differ from the usual ones.
-        examples: Arguments for a kernel's check of itself (`_compare.Examples` makes the tensors).
+        images: Tensors with a row for every image.
+        typical: Means and deviations of floats besides tokens, for a kernel's check of itself.
+        cancelling: Tensors whose gradients are small differences.
     """
 
     name: str
@@ -128,13 +139,16 @@ class Op:
     keeps: bool = False
     forward: Callable[[ModuleType, Args, bool], Any] = _forward
     unsupported: Callable[[ModuleType, Args], str | None] = _unsupported
-    examples: Callable[[Any], Iterable[Args]] = lambda new: ()
+    images: tuple[str, ...] = ()
+    typical: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    cancelling: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         kinds, self.names = zip(*(x.split() for x in self.schema.split(', ')), strict=True)
         self.tensors = tuple(i for i, kind in enumerate(kinds) if kind.startswith('Tensor'))
         self.options = tuple(i for i in range(len(kinds)) if i not in self.tensors)
         self.optional = tuple(i for i in self.tensors if kinds[i] == 'Tensor?')
+        self.images = self.images or (*self.tokens, *self.steps)
         both = (*self.tensors, *self.options)
         self.tensors_of = _picker(self.tensors)
         # Tensors and options in the order of the schema.
@@ -164,7 +178,7 @@ class Op:
             if kind is Tensor or kind is Parameter:
                 if x.is_neg():
                     return None
-                key += x.dtype, x.shape, x.stride(), x.device
+                key += x.dtype, x.shape, x.stride(), x.device, x.data_ptr() % 16
             elif isinstance(x, Tensor):
                 return None
             else:
@@ -229,7 +243,11 @@ class Op:
     def choose(self, args: Args, backend: str) -> ModuleType:
         """The module that computes a call."""
         kernel = _backend.choose(
-            self.name, backend, args[0], lambda kernel: self.unsupported(kernel, args)
+            self.name,
+            backend,
+            args[0],
+            lambda kernel: self.unsupported(kernel, args),
+            lambda kernel: _check.reason(self, kernel, args),
         )
         return self.reference if kernel is None else kernel
 
@@ -251,6 +269,7 @@ class Op:
         self, implementation: ModuleType, grads: Grads, args: Args, kept: Grads, needs: Args
     ) -> Grads:
         """Gradients of the tensors by an implementation; None for those that are not needed."""
+        grads = [*map(_usual, grads)]
         with _without_autocast(args[0]) if implementation is self.reference else _NOTHING:
             out = self.backward(implementation, grads, args, kept, needs)
         if False not in needs:

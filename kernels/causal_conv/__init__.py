@@ -1,7 +1,7 @@
 """Depth-wise causal convolutions along scans (vision-ttt Sec. 4.3), as a registered op."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -81,12 +81,6 @@ def _backward(
     return module.backward(torch.zeros_like(dz) if dy is None else dy, dz, *args)
 
 
-def _examples(new: Any) -> Iterator[Args]:
-    x, filters = new.tokens(2, 130, 2, 70), [new.normal(2, 70, 4, size=0.5) for _ in range(2)]
-    yield x, *filters, 'fb'
-    yield new.tokens(1, 3, 1, 16), new.normal(1, 16, 4), None, 'b'
-
-
 def _flops(x: Any, weight: Any, other: Any, *_: Any) -> int:
     """2K per token, channel and weight, as for any convolution."""
     return 2 * math.prod(x) * weight[-1] * (1 if other is None else 2)
@@ -104,6 +98,6 @@ OP = Op(
     (_flops, lambda *args: 2 * _flops(*args)),
     tokens=('x',),
     results=2,
-    examples=_examples,
+    typical=dict.fromkeys(('weight', 'other'), (0, 0.5)),
     unsupported=lambda kernel, args: kernel.unsupported_reason(*args[:2]),
 )

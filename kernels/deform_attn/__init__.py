@@ -1,7 +1,7 @@
 """Multi-scale deformable attention, the ViT-Adapter's (Deformable DETR, Eq. 3), as an op."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -164,12 +164,6 @@ def _backward(
     return dvalue, None, *dpoints
 
 
-def _examples(new: Any) -> Iterator[Args]:
-    lead = (2, 70, 2, 2, 4)
-    locations = 1.4 * new.uniform(*lead, 2) - 0.2
-    yield new.tokens(2, 83, 2, 32), (7, 9, 4, 5), None, locations, new.uniform(*lead)
-
-
 def _flops(value: Any, levels: Any, shapes: Any, locations: Any, *_: Any) -> int:
     """Four multiply-accumulates per point and channel, 2 FLOPs each."""
     return 2 * 4 * math.prod(locations[:-1]) * value[-1]
@@ -188,6 +182,7 @@ OP = Op(
     (_flops, lambda *args: 2 * _flops(*args)),
     tokens=('value',),
     forward=_forward,
-    examples=_examples,
+    typical={'sampling_locations': (0.5, 0.3), 'attention_weights': (0.1, 0.05)},
+    images=('value', 'sampling_locations', 'attention_weights'),
     unsupported=lambda kernel, args: kernel.unsupported_reason(*args),
 )

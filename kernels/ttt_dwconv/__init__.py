@@ -1,8 +1,6 @@
 """ViT³'s depth-wise 3×3 inner model with one full-batch training step, as a registered op."""
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,12 +80,6 @@ def _fake(args: Args, keep: bool) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), w3.new_empty((q.shape[0], 9, q.shape[2]))
 
 
-def _examples(new: Any) -> Iterator[Args]:
-    for h, w, dim, damping in ((9, 13, 80, True), (31, 33, 32, False)):
-        tokens = [new.tokens(2, h * w, dim) for _ in range(3)]
-        yield *tokens, new.normal(dim, 3, 3, size=0.3), h, w, 1 / 3, damping
-
-
 OP = Op(
     _NAME,
     'Tensor q, Tensor k, Tensor v, Tensor w3, SymInt h, SymInt w, float scale, bool damping',
@@ -101,5 +93,5 @@ OP = Op(
     (lambda q, *_: 2 * 18 * math.prod(q), lambda q, *_: 2 * 36 * math.prod(q)),
     tokens=('q', 'k', 'v'),
     kept=('g',),
-    examples=_examples,
+    typical={'w3': (0, 0.3)},
 )

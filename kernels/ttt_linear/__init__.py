@@ -1,7 +1,7 @@
 """TTT-linear: Vittt's mini-batch scan, f(x) = x + LN(Wx + b) (App. A, B), as a registered op."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -118,17 +118,6 @@ def _backward(
     return module.backward(grads[0].contiguous(), inputs, *kept, *args[9:])
 
 
-def _examples(new: Any) -> Iterator[Args]:
-    # The last has two segments.
-    for tokens, ways, size, dim in ((49, 'bf', 16, 64), (22, 'b', 4, 32), (800, 'f', 16, 64)):
-        by_head = (len(ways), 2, dim)
-        shape = (2, tokens, *by_head)
-        qkv, eta = [new.tokens(*shape) for _ in range(3)], new.uniform(*shape[:-1]) / dim
-        state = new.normal(*by_head, dim, size=0.02), new.normal(*by_head, size=0.02)
-        norm = 1 + new.normal(*by_head, size=0.1), new.normal(*by_head, size=0.1)
-        yield (*qkv, eta, *state, *norm, new.uniform(len(ways), size), ways, size, 1e-6)
-
-
 def _flops(products: int, scores: int, *args: Any) -> int:
     """FLOPs of each token of each scan: products with the state and b tokens of a mini-batch."""
     (batch, tokens, scans, heads, dim), size = args[0], min(args[10], args[0][1])
@@ -152,6 +141,14 @@ OP = Op(
     kept=('z_kept', 'w_kept', 'c_kept'),
     keeps=True,
     forward=_forward,
-    examples=_examples,
+    typical={
+        'eta': (0.01, 0.003),
+        'w0': (0, 0.02),
+        'b0': (0, 0.02),
+        'ln_weight': (1, 0.1),
+        'ln_bias': (0, 0.1),
+        'token_scale': (0.5, 0.2),
+    },
+    cancelling=('eta', 'token_scale'),
     unsupported=lambda kernel, args: kernel.unsupported_reason(Inputs(*args[:9]), args[10]),
 )

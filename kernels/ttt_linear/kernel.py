@@ -214,7 +214,7 @@ class _Plan:
         self.segment_programs = self.scans * segments
         full, rest = divmod(tokens, size)
         chunks = full * self.pieces + _launch.cdiv(rest, CHUNK)
-        scans_per_sm = self.scans / _device(device)[1]
+        scans_per_sm = _launch.of_batch(self.scans) / _device(device)[1]
         # W and c after every segment of every scan.
         self.w_kept, self.c_kept = (*by_scan, segments, dim, dim), (*by_scan, segments, dim)
         self.dw0, self.db0 = (*by_scan, dim, dim), (*by_scan, dim)

@@ -43,6 +43,11 @@ def test_a_launch_looks_for_its_kernel_once_unless_a_tensor_is_not_aligned():
     assert len(looked) == 5
 
 
+def choose(op, backend, tensor, unsupported=lambda kernel: None):
+    """`_backend.choose` with kernels whose checks agree."""
+    return _backend.choose(op, backend, tensor, unsupported, lambda kernel: None)
+
+
 @pytest.fixture
 def kernel(monkeypatch):
     """Kernel modules that take everything, by backend, for an op of its own name."""
@@ -51,7 +56,6 @@ def kernel(monkeypatch):
     monkeypatch.setattr(_backend, '_no_launches', lambda: None)
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (9, 0))
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
-    monkeypatch.setenv('TTT_KERNELS_CHECK', '0')
     _backend.known.cache_clear()
     yield modules
     _backend.known.cache_clear()
@@ -59,7 +63,7 @@ def kernel(monkeypatch):
 
 def test_each_device_takes_its_kernel_and_what_is_forced(kernel, monkeypatch):
     def chosen(*backends, tensor=ON_CPU):
-        return [_backend.choose('op', name, tensor, lambda k: None) for name in backends]
+        return [choose('op', name, tensor) for name in backends]
 
     assert chosen('auto', 'triton', 'reference', tensor=ON_GPU) == [*[kernel['triton']] * 2, None]
     assert chosen('auto', 'numba', 'reference') == [*[kernel['numba']] * 2, None]
@@ -73,11 +77,11 @@ def test_each_device_takes_its_kernel_and_what_is_forced(kernel, monkeypatch):
 def test_a_cpu_falls_back_without_a_word(kernel):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        assert _backend.choose('op', 'auto', ON_CPU, lambda k: 'd must be 64') is None
+        assert choose('op', 'auto', ON_CPU, lambda k: 'd must be 64') is None
     with pytest.raises(RuntimeError, match=r"backend='numba' cannot run here: d must be 64"):
-        _backend.choose('op', 'numba', ON_CPU, lambda k: 'd must be 64')
+        choose('op', 'numba', ON_CPU, lambda k: 'd must be 64')
     with pytest.raises(RuntimeError, match=r"backend='numba' cannot run here: .*on 'cuda'"):
-        _backend.choose('op', 'numba', ON_GPU, lambda k: None)
+        choose('op', 'numba', ON_GPU)
 
 
 def test_falling_back_on_a_gpu_warns_once(kernel):
@@ -87,14 +91,14 @@ def test_falling_back_on_a_gpu_warns_once(kernel):
     with pytest.warns(
         RuntimeWarning, match='op_once runs its slow reference.*d must be 64, got 65'
     ):
-        assert _backend.choose('op_once', 'auto', ON_GPU, refuse) is None
+        assert choose('op_once', 'auto', ON_GPU, refuse) is None
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        assert _backend.choose('op_once', 'auto', ON_GPU, refuse) is None
+        assert choose('op_once', 'auto', ON_GPU, refuse) is None
     with pytest.raises(
         RuntimeError, match=r"op_once: backend='triton' cannot run here: d must be 64"
     ):
-        _backend.choose('op_once', 'triton', ON_GPU, refuse)
+        choose('op_once', 'triton', ON_GPU, refuse)
 
 
 def test_triton_that_cannot_start_is_a_reason(monkeypatch):
@@ -127,7 +131,7 @@ def test_an_amd_gpu_takes_the_kernels_which_are_checked_first(kernel, monkeypatc
     monkeypatch.setattr(torch.version, 'hip', '6.4')
     # Capabilities of AMD's are numbers of another kind.
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (6, 0))
-    assert _backend.choose('op', 'auto', ON_GPU, lambda k: None) is kernel['triton']
+    assert choose('op', 'auto', ON_GPU) is kernel['triton']
     assert _launch.most_registers(168) == {}
     assert _launch.precision(fp32.dtype) == 'ieee'
     _launch.forget_plans()
@@ -158,12 +162,12 @@ def test_what_a_triton_miscompiles_runs_the_reference(kernel, monkeypatch, versi
     monkeypatch.setattr(_backend, '_warn_once', lambda *_: None)
     tokens = tensor_on('cuda', dtype)
     for op in ('ttt_glu', 'ttt_mlp'):
-        actual = _backend.choose(op, 'auto', tokens, lambda k: None)
+        actual = choose(op, 'auto', tokens)
         assert actual is (None if refused else kernel['triton'])
         if refused:
             with pytest.raises(RuntimeError, match=f'on compute capability 10.0.*{REPORTS}'):
-                _backend.choose(op, 'triton', tokens, lambda k: None)
-    assert _backend.choose('ttt_linear', 'auto', tokens, lambda k: None) is kernel['triton']
+                choose(op, 'triton', tokens)
+    assert choose('ttt_linear', 'auto', tokens) is kernel['triton']
 
 
 def test_the_report_says_in_which_dtypes_a_kernel_is_refused(kernel, monkeypatch):
@@ -216,11 +220,10 @@ def test_a_kernel_that_is_not_there_is_a_reason(reason, monkeypatch):
 
 def test_the_table_of_what_is_known():
     assert all(set(row.ops) <= set(_backend.OPS) for row in _known.ROWS)
-    assert {row.verdict for row in _known.ROWS} <= {'runs', 'refused', 'checked'}
     # What nobody has run is configured as what is alike.
     row = _known.row('ttt_mlp', torch.bfloat16, (9, 0), '3.7.0')
-    assert (row.verdict, row.one_stage, row.mma_sync) == ('checked', True, True)
-    assert _known.row('ttt_mlp', torch.bfloat16, (9, 0), '3.6.0').verdict == 'runs'
+    assert (row.refused, row.one_stage, row.mma_sync) == (False, True, True)
+    assert _known.row('ttt_mlp', torch.bfloat16, (10, 0), '3.6.0').refused
     assert _known.row('ttt_mlp', torch.bfloat16, (12, 0), '3.6.0') is None
 
 

@@ -18,7 +18,7 @@ from op_row import FP16, FP32, FP64, Case
 from ops import OPS, STEPS, pyramid
 from scans import OP, OP_BACKWARD, call, make
 
-from ttt_kernels import _compare, _launch
+from ttt_kernels import _launch
 from ttt_kernels.ttt_linear._tiles import dense_scan_of, scan_of, tile_pointers
 from ttt_kernels.ttt_linear.definition import Inputs
 
@@ -461,11 +461,3 @@ def test_indices_beyond_32_bits_are_left_to_the_reference(size):
     assert 'need 64-bit indices' in kernel.unsupported_reason(
         value, [size, size], None, places, weights
     )
-
-
-# --------------------------------------------------------------------------- the check on a new GPU
-
-
-@pytest.mark.parametrize(('name', 'dtype'), [('causal_conv', FP32), ('ttt_glu', FP16)])
-def test_the_kernels_agree(name, dtype):
-    assert _compare.compare(name, dtype, torch.device('cpu')) is None
