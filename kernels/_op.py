@@ -8,6 +8,7 @@ choice of a backend depend on the arguments' layout only, and are made once for 
 """
 
 import itertools
+from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -23,7 +24,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import _backend, _check, _inputs
 
-Args = tuple[Any, ...]
+# Arguments with the schema's names (`Op.arguments`), or others in a row.
+Args = Any
 Grads = Sequence[Tensor | None]
 OPS: dict[str, 'Op'] = {}
 # Layouts whose plans an op keeps; then it starts again.
@@ -150,13 +152,17 @@ class Op:
         self.optional = tuple(i for i in self.tensors if kinds[i] == 'Tensor?')
         self.images = self.images or (*self.tokens, *self.steps)
         both = (*self.tensors, *self.options)
+        self.arguments = namedtuple(f'{self.name}_arguments', self.names)
         self.tensors_of = _picker(self.tensors)
-        # Tensors and options in the order of the schema.
-        self.in_order = _picker([both.index(i) for i in range(len(both))])
+        self._picked = _picker([both.index(i) for i in range(len(both))])
         self.plans: dict[Args, Any] = {}
         self.function = self._function()
         self.registered, self.registered_backward = self._register()
         OPS[self.name] = self
+
+    def in_order(self, both: Args) -> Args:
+        """Tensors and then options, as arguments with names in the order of the schema."""
+        return self.arguments._make(self._picked(both))
 
     # ------------------------------------------------------------------------------------ calls
 
@@ -236,7 +242,7 @@ class Op:
             state = _inputs.state_dtype(next(iter(casts.values())).dtype)
             casts |= {n: tensors[n].to(state) for n in self.steps}
             args = tuple(casts.get(n, x) for n, x in zip(self.names, args, strict=True))
-        return self.check(*args)
+        return self.arguments._make(self.check(*args))
 
     # -------------------------------------------------------------------------- implementations
 
@@ -343,12 +349,12 @@ class Op:
         size = len(self.names)
 
         def forward(*args: Any) -> Any:
-            args, (backend, keep) = args[:size], (*args[size:], True)[:2]
+            (backend, keep), args = (*args[size:], True)[:2], self.arguments._make(args[:size])
             out = self.run(self._chosen(args, backend), args, keep)
             return out[0] if len(out) == 1 else out
 
         def fake(*args: Any) -> Any:
-            out = self.fake(args[:size], (*args[size + 1 :], True)[0])
+            out = self.fake(self.arguments._make(args[:size]), (*args[size + 1 :], True)[0])
             return out[0] if len(out) == 1 else out
 
         def setup_context(ctx: Any, inputs: Args, output: Any) -> None:

@@ -74,7 +74,7 @@ def _backward(
     module: ModuleType, grads: Grads, args: Args, kept: Args, needs: Sequence[bool]
 ) -> Grads:
     dy, dz = grads
-    if args[2] is None:
+    if args.other is None:
         dz = None
     elif dz is None:
         dz = torch.zeros_like(dy)
@@ -99,5 +99,5 @@ OP = Op(
     tokens=('x',),
     results=2,
     typical=dict.fromkeys(('weight', 'other'), (0, 0.5)),
-    unsupported=lambda kernel, args: kernel.unsupported_reason(*args[:2]),
+    unsupported=lambda kernel, args: kernel.unsupported_reason(args.x, args.weight),
 )

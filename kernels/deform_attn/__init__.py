@@ -142,7 +142,7 @@ def _definition(
 
 
 def _fake(args: Args, keep: bool) -> tuple[Tensor]:
-    value, locations = args[0], args[3]
+    value, locations = args.value, args.sampling_locations
     batch, _, heads, dim = value.shape
     return (value.new_empty((batch, locations.shape[1], heads * dim)),)
 

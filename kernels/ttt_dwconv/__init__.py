@@ -76,7 +76,7 @@ def _check(
 
 
 def _fake(args: Args, keep: bool) -> tuple[Tensor, Tensor]:
-    q, w3 = args[0], args[3]
+    q, w3 = args.q, args.w3
     return q.new_empty(q.shape), w3.new_empty((q.shape[0], 9, q.shape[2]))
 
 

@@ -58,7 +58,7 @@ def _check(
 
 
 def _fake(args: Args, keep: bool) -> tuple[Tensor, Tensor]:
-    q, w1 = args[0], args[3]
+    q, w1 = args.q, args.w1
     batch, _, heads, dim = q.shape
     return q.new_empty(q.shape), w1.new_empty((batch, heads, dim, 2 * dim))
 

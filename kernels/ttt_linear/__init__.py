@@ -67,8 +67,14 @@ def ttt_linear(
     return OP(*tensors, directions, mini_batch_size, eps, backend=backend)[0]
 
 
+def parts(args: Args) -> tuple[Inputs, Args]:
+    """The tensors of the op's arguments, and `directions`, `mini_batch_size` and `eps`."""
+    count = len(Inputs._fields)
+    return Inputs(*args[:count]), args[count:]
+
+
 def _check(*args: Any) -> Args:
-    inputs, (directions, mini_batch_size, eps) = Inputs(*args[:9]), args[9:]
+    inputs, (directions, mini_batch_size, eps) = parts(args)
     q, _, _, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
     sizes = _inputs.sizes_of(_NAME, 'q', q, '(B, T, R, H, d)', 'THd')
     ways = _inputs.direction_letters(_NAME, directions, 'q', q)
@@ -90,8 +96,17 @@ def _check(*args: Any) -> Args:
     return (*inputs, ways, mini_batch_size, float(eps))
 
 
+def _definition(*args: Any) -> Tensor:
+    inputs, options = parts(args)
+    return dual(inputs, *options)
+
+
+def _unsupported(kernel: ModuleType, args: Args) -> str | None:
+    return kernel.unsupported_reason(parts(args)[0], args.mini_batch_size)
+
+
 def _fake(args: Args, keep: bool) -> tuple[Tensor, ...]:
-    q, size = args[0], args[10]
+    q, size = args.q, args.mini_batch_size
     batch, tokens, scans, heads, dim = q.shape
     # Ceilings. One in `segment` of the mini-batches of T tokens stores its state.
     states = -(tokens // -(reference.segment(size) * size)) if keep else 0
@@ -105,22 +120,25 @@ def _fake(args: Args, keep: bool) -> tuple[Tensor, ...]:
 
 
 def _forward(module: ModuleType, args: Args, keep: bool) -> tuple[Tensor, ...]:
-    return module.forward(Inputs(*args[:9]), *args[9:], keep)
+    inputs, options = parts(args)
+    return module.forward(inputs, *options, keep)
 
 
 def _backward(
     module: ModuleType, grads: Grads, args: Args, kept: Args, needs: Sequence[bool]
 ) -> Grads:
-    inputs = Inputs(*args[:9])
+    inputs, options = parts(args)
     if module is reference:
-        return module.backward(grads[0], inputs, kept[0], *args[9:])
+        return module.backward(grads[0], inputs, kept[0], *options)
     # The gradient of a sum comes as a view of one number, with stride 0.
-    return module.backward(grads[0].contiguous(), inputs, *kept, *args[9:])
+    return module.backward(grads[0].contiguous(), inputs, *kept, *options)
 
 
-def _flops(products: int, scores: int, *args: Any) -> int:
+def _flops(products: int, scores: int, *shapes: Any) -> int:
     """FLOPs of each token of each scan: products with the state and b tokens of a mini-batch."""
-    (batch, tokens, scans, heads, dim), size = args[0], min(args[10], args[0][1])
+    args = OP.arguments(*shapes)
+    batch, tokens, scans, heads, dim = args.q
+    size = min(args.mini_batch_size, tokens)
     return 2 * batch * tokens * scans * heads * (products * dim * dim + scores * size * dim)
 
 
@@ -129,7 +147,7 @@ OP = Op(
     'Tensor q, Tensor k, Tensor v, Tensor eta, Tensor w0, Tensor b0, Tensor ln_weight, '
     'Tensor ln_bias, Tensor? token_scale, str directions, SymInt mini_batch_size, float eps',
     reference,
-    lambda *args: dual(Inputs(*args[:9]), *args[9:]),
+    _definition,
     _check,
     _fake,
     _backward,
@@ -150,5 +168,5 @@ OP = Op(
         'token_scale': (0.5, 0.2),
     },
     cancelling=('eta', 'token_scale'),
-    unsupported=lambda kernel, args: kernel.unsupported_reason(Inputs(*args[:9]), args[10]),
+    unsupported=_unsupported,
 )

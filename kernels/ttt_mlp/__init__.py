@@ -65,7 +65,7 @@ def _check(*args: Any) -> Args:
 
 
 def _fake(args: Args, keep: bool) -> tuple[Tensor, Tensor]:
-    q, w1, w3 = args[0], args[3], args[5]
+    q, w1, w3 = args.q, args.w1, args.w3
     batch, _, heads, dim = q.shape
     weights = 2 if w3 is None else 3
     return q.new_empty(q.shape), w1.new_empty((batch, heads, weights, dim, dim))

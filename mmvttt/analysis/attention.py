@@ -8,6 +8,7 @@ without a definition. Computed by autograd for chosen queries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,7 +82,7 @@ def _readers(mixing: Mixing) -> Iterator[tuple[Callable[[Tensor], Tensor], Tenso
     """Yields functions from values `(M, T, H, d)` to outputs of that shape, and the values."""
     mixer = mixing.mixer
     if not isinstance(mixer, InnerTraining):
-        yield from (_op_reader(name, args) for name, args in mixing.ops)
+        yield from (_op_reader(*call) for call in mixing.ops)
         return
     q, k, v = (y[:1] for y in mixing.projected)
     prefix = len(mixing.x[0]) - len(mixing.patches)
@@ -94,17 +95,15 @@ def _readers(mixing: Mixing) -> Iterator[tuple[Callable[[Tensor], Tensor], Tenso
     yield read, v.unflatten(-1, mixer.heads)
 
 
-def _op_reader(name: str, args: tuple) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    op = getattr(torch.ops.ttt_kernels, name)
-    scan = name == 'ttt_linear'
-    q, k, v, *eta = (x[:1] for x in (args[:4] if scan else args[:3]))
-    # Without the scan's last argument, which drops the states at inference.
-    shared = args[4:13] if scan else args[3:]
+def _op_reader(name: str, args: Any, backend: str) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    op, v = getattr(torch.ops.ttt_kernels, name), args.v[:1]
+    images = {n: getattr(args, n)[:1] for n in ('q', 'k', 'eta') if hasattr(args, n)}
 
     def read(values: Tensor) -> Tensor:
-        q_, k_, *eta_ = (x.expand(len(values), *x.shape[1:]) for x in (q, k, *eta))
-        out = op(q_, k_, values.reshape(len(values), *v.shape[1:]), *eta_, *shared)[0]
-        return out.reshape(values.shape)
+        count = len(values)
+        of_each = {n: x.expand(count, *x.shape[1:]) for n, x in images.items()}
+        of_each['v'] = values.reshape(count, *v.shape[1:])
+        return op(*args._replace(**of_each), backend)[0].reshape(values.shape)
 
     return read, v.reshape(*v.shape[:2], -1, v.shape[-1])
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vjp, vmap
 
-from ttt_kernels.ttt_linear import reference
+from ttt_kernels.ttt_linear import parts, reference
 
 from ..errors import UsageError
 from ..models.layers import InnerTraining
@@ -180,9 +181,10 @@ def training_of(mixing: Mixing, tokens: bool = True) -> LayerTraining | None:
             if not isinstance(mixing.mixer.inner, Attention) and mixing.shaped is not None:
                 steps.append(_of_mixer(mixing, tokens))
         else:
-            for name, args in mixing.ops:
+            for name, args, _ in mixing.ops:
                 if name == 'ttt_linear':
-                    scan = follow_scan(reference.Inputs(*args[:9]), *args[9:12])
+                    inputs, options = parts(args)
+                    scan = follow_scan(inputs, *options)
                     return LayerTraining(mixing.label, mixing.hw, mixing.patches, scan)
                 steps.append(_of_op(name, args, tokens))
     if not steps:
@@ -342,23 +344,22 @@ def _follow_head(
     )
 
 
-def _of_op(name: str, args: tuple, tokens: bool) -> StepTraining:
+def _of_op(name: str, args: Any, tokens: bool) -> StepTraining:
     """A step of 1.0 by an op, as the equivalent mixer on the op's k, v and weights."""
-    _, k, v = args[:3]
-    damping = False
+    k, v, hw = args.k, args.v, (1, args.k.shape[1])
+    damping, loss = getattr(args, 'damping', False), getattr(args, 'loss', 'dot')
     if name == 'ttt_glu':
-        kind, weights, (scale, damping), loss = GatedFC, args[3:5], args[5:7], 'dot'
+        kind, weights = GatedFC, [args.w1, args.w2]
     elif name == 'ttt_mlp':
-        weights, (scale, loss) = args[3:6], args[6:8]
-        kind, weights = (MLP, weights[:2]) if weights[2] is None else (SwiGLU, weights)
+        weights = [args.w1, args.w2] if args.w3 is None else [args.w1, args.w2, args.w3]
+        kind = MLP if args.w3 is None else SwiGLU
     else:
-        kind, weights, scale, damping, loss = DWConv, args[3:4], args[6], args[7], 'dot'
         # One head with independent channels.
-        k, v, weights = k.unsqueeze(2), v.unsqueeze(2), [args[3][None]]
+        kind, weights, hw = DWConv, [args.w3[None]], (args.h, args.w)
+        k, v = k.unsqueeze(2), v.unsqueeze(2)
     heads, dim = k.shape[2:]
-    hw = args[4:6] if kind is DWConv else (1, k.shape[1])
     step = InnerTraining(
-        heads * dim, heads, dict(type=kind.__name__), loss=loss, scale=scale, damping=damping
+        heads * dim, heads, dict(type=kind.__name__), loss=loss, scale=args.scale, damping=damping
     ).to(weights[0].device, weights[0].dtype)
     with torch.no_grad():
         for parameter, weight in zip(step.inner.parameters(), weights, strict=True):

@@ -20,6 +20,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ttt_kernels._op import OPS as RECORDS
+
 from ..errors import UsageError
 from ..models.layers import InnerTraining, TTTLinearMixer, ViT3Mixer
 from ..models.layers.mixer import TokenBlock
@@ -45,7 +47,7 @@ class Mixing:
         patches: `(h·w,)` positions of the patches among the T tokens.
         projected: q, k, v `(B, T, C)` as an `InnerTraining` or softmax gets them; None for others.
         shaped: q and k `(B, T, C)` as the inner model of an `InnerTraining` gets them, or None.
-        ops: Names and arguments of the ops that it called.
+        ops: Names, arguments by name and backends of the ops that it called.
     """
 
     name: str
@@ -56,7 +58,7 @@ class Mixing:
     patches: Tensor | Any = None
     projected: tuple[Tensor, Tensor, Tensor] | None = None
     shaped: tuple[Tensor, Tensor] | None = None
-    ops: list[tuple[str, tuple]] = field(default_factory=list)
+    ops: list[tuple[str, Any, str]] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -71,7 +73,7 @@ class Mixing:
             return self.projected[1][:, self.patches]
         if not self.ops:
             return None
-        return torch.cat([args[1].flatten(2) for _, args in self.ops], -1)[:, self.patches]
+        return torch.cat([args.k.flatten(2) for _, args, _ in self.ops], -1)[:, self.patches]
 
 
 def mixers_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -206,7 +208,9 @@ class _RecordOps(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = OPS.get(func.overloadpacket)
         if name is not None:
-            self.found.append((name, args))
+            arguments = RECORDS[name].arguments
+            named = arguments._make(args[: len(arguments._fields)])
+            self.found.append((name, named, args[len(named)]))
         return func(*args, **(kwargs or {}))
 
 

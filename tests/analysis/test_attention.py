@@ -131,15 +131,15 @@ def test_vit3_is_read_by_autograd_of_its_ops() -> None:
     model = ViT3(ARCH).double()
     mixing = record_mixers(model, torch.randn(1, 3, 32, 48, dtype=torch.float64))[0]
     rows = implicit_attention(mixing, [3])
-    (_, glu), (_, conv) = mixing.ops
+    (_, glu, backend), (_, conv, _) = mixing.ops
     for args, op, heads in (
         (glu, torch.ops.ttt_kernels.ttt_glu, rows[:2, 0]),
         (conv, torch.ops.ttt_kernels.ttt_dwconv, rows[2:, 0]),
     ):
         full = torch.autograd.functional.jacobian(
-            lambda v, op=op, args=args: op(*args[:2], v, *args[3:])[0], args[2]
+            lambda v, op=op, args=args: op(*args._replace(v=v), backend)[0], args.v
         )
-        shape = args[2].shape
+        shape = args.v.shape
         per_head = full.reshape(6, -1, 8, 6, shape[2] if len(shape) == 4 else 1, 8)
         for h, actual in enumerate(heads):
             expected = per_head[3, h, :, :, h].pow(2).sum((0, 2)).div(8).sqrt()
