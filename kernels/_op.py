@@ -152,7 +152,7 @@ class Op:
         self.optional = tuple(i for i in self.tensors if kinds[i] == 'Tensor?')
         self.images = self.images or (*self.tokens, *self.steps)
         both = (*self.tensors, *self.options)
-        self.arguments = namedtuple(f'{self.name}_arguments', self.names)
+        self.arguments = namedtuple(f'{self.name}_arguments', self.names)  # type: ignore[misc]
         self.tensors_of = _picker(self.tensors)
         self._picked = _picker([both.index(i) for i in range(len(both))])
         self.plans: dict[Args, Any] = {}
