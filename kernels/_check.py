@@ -80,11 +80,11 @@ def fingerprint(op: str, dtype: torch.dtype, device: torch.device) -> dict[str, 
 # ---------------------------------------------------------------------------------------- launches
 
 
-def some_images(op: Any, args: tuple) -> tuple:
+def some_images(op: Any, args: Any) -> Any:
     """The arguments of a call, views of its first images."""
     tokens = max(1, args[0].shape[1])
     few = max(1, min(len(args[0]), MOST_IMAGES, MOST_TOKENS // tokens))
-    return tuple(x[:few] if n in op.images else x for n, x in zip(op.names, args, strict=True))
+    return args._replace(**{n: getattr(args, n)[:few] for n in op.images})
 
 
 def launches(op: Any, kernel: ModuleType, args: tuple, batch: int) -> str:

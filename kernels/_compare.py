@@ -55,10 +55,10 @@ def examples(op: Op, layouts: list[Any]) -> Args:
             x = torch.ones(shape, dtype=dtype)
             x[0, 1] = layouts[0]['shape'][1] - len(x) + 1
         args.append(x.to(dtype))
-    return tuple(args)
+    return op.arguments._make(args)
 
 
-def place(x: Any, layout: Any, device: torch.device) -> Any:
+def place(x: Any, layout: Any, device: Any) -> Any:
     """The tensor `x` in memory as `layout` says, also at an address that is as little aligned."""
     if not isinstance(layout, dict):
         return x
@@ -72,6 +72,10 @@ def place(x: Any, layout: Any, device: torch.device) -> Any:
     return memory.as_strided(shape, stride, start)
 
 
+def place_all(op: Op, args: Args, layouts: list[Any], device: Any) -> Args:
+    return op.arguments._make(place(x, y, device) for x, y in zip(args, layouts, strict=True))
+
+
 def compare(op: Op, kernel: ModuleType, layouts: list[Any], batch: int, device: Any) -> str:
     """The verdict on the kernels of a call with some images of these layouts, out of `batch`.
 
@@ -79,9 +83,9 @@ def compare(op: Op, kernel: ModuleType, layouts: list[Any], batch: int, device: 
     are held against those of the reference in the same precision.
     """
     given = examples(op, layouts)
-    exact = tuple(x.double() if _is_float(x) else x for x in given)
+    exact = op.arguments._make(x.double() if _is_float(x) else x for x in given)
     expected, rounded = (_results(op, op.reference, args) for args in (exact, given))
-    placed = tuple(place(x, layout, device) for x, layout in zip(given, layouts, strict=True))
+    placed = place_all(op, given, layouts, device)
     with _launch.planned_for(batch, len(placed[0])):
         results = _results(op, kernel, placed)
     dtype = given[0].dtype
@@ -136,9 +140,7 @@ def answer() -> None:
         raise RuntimeError(kernel)
     # Fresh tensors are NaN: what a kernel does not write is seen.
     torch.use_deterministic_algorithms(True, warn_only=True)
-    args = tuple(
-        place(x, layout, device) for x, layout in zip(examples(op, layouts), layouts, strict=True)
-    )
+    args = place_all(op, examples(op, layouts), layouts, device)
     launches = _check.launches(op, kernel, args, request['batch'])
     verdict = compare(op, kernel, layouts, request['batch'], device)
     print(request['nonce'], launches, verdict, flush=True)

@@ -264,7 +264,9 @@ def gpu(monkeypatch, tmp_path):
 
 
 def reason():
-    return _check.reason(_op.OPS['causal_conv'], None, (torch.zeros(1, 5, 1, 4, dtype=BF16),) * 4)
+    record = _op.OPS['causal_conv']
+    tensors = [torch.zeros(1, 5, 1, 4, dtype=BF16)] * 4
+    return _check.reason(record, None, record.arguments(*tensors))
 
 
 def next_process():
