@@ -13,21 +13,18 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mmvttt.checkpoints.atomic_write import replacing
 from mmvttt.checkpoints.families import add_once, renamed, timm_names
 from mmvttt.checkpoints.load import adapted, load_pretrained
 from mmvttt.checkpoints.match import LoadReport, compare, is_of
 from mmvttt.checkpoints.names_table import names_table
 from mmvttt.checkpoints.read import read_weights
 from mmvttt.errors import CheckpointError, CheckpointMismatchError, OptionTypeError
-from mmvttt.models.backbones import T5, TimmViT
-from mmvttt.version import __version__
+from mmvttt.models.backbones import T5
 
 StateDict = Mapping[str, Tensor]
 
@@ -170,45 +167,6 @@ def inherit_vit(
     return result
 
 
-def inherit_timm(weights: StateDict, model: str, without: str | None = None) -> Inheritance:
-    """Tensors of a linearized `TimmViT` that come from timm: all, and the head.
-
-    Args:
-        weights: Named tensors of a timm model, or as its authors have published them.
-        model: Its name in timm's registry.
-        without: See `inherit_vit`.
-
-    Raises:
-        ValueError: timm has no such model, or it cannot be linearized.
-        CheckpointMismatchError: Tensors are missing, or have other shapes.
-    """
-    with torch.device('meta'):
-        vit = TimmViT(model, linearize={})
-    named = dict(weights)
-    vit.adapt_weights(named)
-    result = Inheritance(new=vit.linearization.new)
-    expected = vit.state_dict()
-    for name, value in named.items():
-        if name in expected and name not in result.new:
-            result.weights[name], result.inherited[name] = value, name
-        elif ours := renamed(_HEADS, name):
-            result.head[ours], result.inherited[name] = value, ours
-        else:
-            result.dropped[name] = 'no part of the backbone'
-    wrong = [
-        name
-        for name, value in expected.items()
-        if name not in result.new and (name not in named or named[name].shape != value.shape)
-    ]
-    if wrong:
-        raise CheckpointMismatchError(
-            f'{len(wrong)} of the {len(expected)} tensors of {model} are not in the checkpoint, or '
-            f'of another shape, the first of them {wrong[0]!r}: give the checkpoint of this model.'
-        )
-    _leave_out(result, without)
-    return result
-
-
 def _leave_out(result: Inheritance, part: str | None) -> None:
     for names in (result.inherited, result.folded):
         for theirs, ours in list(names.items()):
@@ -239,56 +197,22 @@ def load_inherited(module: nn.Module, without: str | None = None, **options: Any
     return load_pretrained(module, **options, adapt=adapt, without=without)
 
 
-def load_inherited_head(module: nn.Module, checkpoint: str | os.PathLike[str]) -> None:
-    """Loads the linear layer of a ViT's classifier into `fc` of a head.
+def load_inherited_head(
+    module: nn.Module, checkpoint: str | os.PathLike[str], ema: bool = False, key: str | None = None
+) -> None:
+    """Loads the linear layer of a ViT's classifier into `fc` of a head; see `load_pretrained`.
 
     A head for another number of classes stays as it is, with a warning.
     """
     weights = {
         ours.removeprefix('head.'): value
-        for name, value in timm_names(read_weights(checkpoint)).items()
+        for name, value in timm_names(read_weights(checkpoint, ema=ema, key=key)).items()
         if (ours := renamed(_HEADS, name))
     }
     report = compare(module, weights)
     level = logging.WARNING if report.missing or report.mismatched else logging.INFO
     _log.log(level, 'Weights of %s from %s: %s', type(module).__name__, checkpoint, report)
     module.load_state_dict({name: weights[name] for name in report.matched}, strict=False)
-
-
-def inherit_checkpoint(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
-    ema: bool = False,
-    img_size: int | tuple[int, int] = 224,
-    model: str | None = None,
-    key: str | None = None,
-    without: str | None = None,
-) -> Inheritance:
-    """Writes a classifier's checkpoint, `backbone.…` and `head.fc.…`, from a file of a ViT.
-
-    Args:
-        source: A file or URL of a timm or mmpretrain ViT or DeiT; see `read_weights`.
-        target: The file to write. What is new is not in it.
-        ema: Take the averaged weights of the file.
-        img_size: See `inherit_vit`.
-        model: Name in timm's registry: the target is for a `TimmViT` of it. None: for a `T5`.
-        key: Entry of the file that holds the weights; see `read_weights`.
-        without: See `inherit_vit`.
-
-    Raises:
-        CheckpointError: See `read_weights`, `inherit_vit` and `inherit_timm`.
-    """
-    weights = read_weights(source, ema=ema, key=key)
-    if model is not None:
-        result = inherit_timm(weights, model, without)
-    else:
-        result = inherit_vit(weights, img_size=img_size, without=without)
-    weights = {f'backbone.{name}': value for name, value in result.weights.items()} | result.head
-    name = f'{model or "T5"}, inherited'
-    meta = dict(mmvttt_version=__version__, model=name, source=Path(source).name)
-    with replacing(target) as partial, open(partial, 'wb') as file:
-        torch.save({'state_dict': weights, 'meta': meta}, file)
-    return result
 
 
 def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
@@ -362,7 +286,7 @@ def _patches_only(
         return position
     raise CheckpointError(
         f'pos_embed has {rows} rows, for {tokens} class and distillation tokens and no square grid '
-        f'of patches, nor the grid of {grid[0]}×{grid[1]}: set img_size (--img-size) to the height '
+        f'of patches, nor the grid of {grid[0]}×{grid[1]}: set img_size to the height '
         'and width of the source (240 for FlexiViT), or give its class token along.'
     )
 

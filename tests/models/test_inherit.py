@@ -1,28 +1,23 @@
 """T⁵ from ViTs that timm and mmpretrain build at random: bit-equal, exact, or refused by name."""
 
-import runpy
-import sys
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
-from timm import create_model
 from timm.layers import GluMlp
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer as Source
 from torch import Tensor, nn
 
-from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.convert.inherit import inherit_checkpoint, inherit_vit, load_inherited
+from mmvttt.convert.inherit import inherit_vit, load_inherited
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
-from mmvttt.models.backbones import T5, TimmViT, ViT3
+from mmvttt.models.backbones import T5, ViT3
 
 from .building import shaken
 
 door = pytest.importorskip('mmvttt.openmmlab.register', exc_type=ImportError)
 
-ROOT = Path(__file__).resolve().parents[2]
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
 SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
 SIZES = dict(img_size=64, embed_dim=32, depth=2, num_heads=2, mlp_ratio=2, num_classes=5)
@@ -152,18 +147,6 @@ def test_a_class_token_is_not_taken_for_a_patch(tmp_path: Path) -> None:
         assert torch.equal(actual, bare['pos_embed'])
 
 
-def test_positions_of_a_flexivit(tmp_path: Path) -> None:
-    """A class token that has no row among the positions; nothing but the size can tell."""
-    source = timm(img_size=80, no_embed_class=True).state_dict()
-    torch.save(source, tmp_path / 'vit.pth')
-    target = tmp_path / 't5.pth'
-    with pytest.raises(CheckpointError, match=r'25 rows, for 1 class .* \(240 for FlexiViT\)'):
-        inherit_checkpoint(tmp_path / 'vit.pth', target)
-    inherit_checkpoint(tmp_path / 'vit.pth', target, img_size=(80, 80))
-    actual = torch.load(target, weights_only=True)['state_dict']['backbone.pos_embed']
-    assert torch.equal(actual, source['pos_embed'])
-
-
 def test_an_adapter_has_it_inside(tmp_path: Path) -> None:
     source = timm(depth=4).state_dict()
     torch.save(source, tmp_path / 'vit.pth')
@@ -218,28 +201,6 @@ def test_what_cannot_be_inherited_is_refused(source, named: str) -> None:
         inherit_vit(weights, T5(ARCH, img_size=64))
 
 
-def test_the_tool_writes_a_classifier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def tool(*args: str) -> None:
-        monkeypatch.setattr(sys, 'argv', ['inherit_weights.py', *args])
-        runpy.run_path(str(ROOT / 'tools' / 'inherit_weights.py'), run_name='__main__')
-
-    monkeypatch.chdir(tmp_path)
-    source = timm(class_token=True, init_values=0.5)
-    torch.save({'model': source.state_dict()}, tmp_path / 'vit.pth')
-    tool('vit.pth', 'out/t5.pth')
-    printed = capsys.readouterr().out
-    for text in ('inherited', 'folded', 'dropped', 'new', 'randomly', 'wrote 31 tensors'):
-        assert text in printed
-    written = torch.load(tmp_path / 'out' / 't5.pth', weights_only=True)['state_dict']
-    assert torch.equal(written['head.fc.weight'], source.head.weight)
-    # As a detector takes it, at another size.
-    model = T5(ARCH, img_size=96)
-    load_pretrained(model, tmp_path / 'out' / 't5.pth', prefix='backbone.')
-    assert torch.equal(model.blocks[0].mixer.qkv.bias, source.blocks[0].attn.qkv.bias)
-
-
 @pytest.mark.parametrize(
     ('without', 'lost'),
     [('attention', 'mixer.qkv mixer.proj'), ('mlp', 'mlp.fc1 mlp.fc2')],
@@ -259,7 +220,7 @@ def test_partial_inheritance(without: str, lost: str, tmp_path: Path) -> None:
             continue
         kept = before if name in names else whole.state_dict()
         assert torch.equal(value, kept[name]), name
-    report = inherit_checkpoint(tmp_path / 'vit.pth', tmp_path / 'out.pth', without=without)
+    report = inherit_vit(source.state_dict(), without=without)
     assert set(names) <= set(report.new)
     assert not set(names) & set(report.weights)
     # The LayerScale of what is left out is in no layer.
@@ -287,20 +248,18 @@ def test_a_vit_is_not_loaded_by_a_third(tmp_path: Path) -> None:
     assert not torch.equal(model.blocks[0].mlp.fc1.weight, source['blocks.0.mlp.fc1.weight'])
 
 
-def test_a_linearized_model_of_timm_takes_all(tmp_path: Path) -> None:
-    options = dict(embed_dim=32, depth=2, num_heads=2)
-    source = create_model('deit3_small_patch16_224', num_classes=5, **options)
-    whole = create_model('deit3_small_patch16_224', num_classes=5)
-    torch.save({'model': whole.state_dict(), 'args': Namespace(lr=1)}, tmp_path / 'deit3.pth')
-    target = tmp_path / 'linear.pth'
-    report = inherit_checkpoint(tmp_path / 'deit3.pth', target, model='deit3_small_patch16_224')
-    written = torch.load(target, weights_only=True)['state_dict']
-    assert len(written) == len(whole.state_dict())
-    assert torch.equal(written['backbone.cls_token'], whole.cls_token)
-    assert torch.equal(written['backbone.blocks.11.ls2.gamma'], whole.blocks[11].ls2.gamma)
-    assert torch.equal(written['head.fc.weight'], whole.head.weight)
-    model = TimmViT('deit3_small_patch16_224', linearize={})
-    assert set(model.state_dict()) == {*report.weights, *report.new}
-    torch.save(source.state_dict(), tmp_path / 'other.pth')
-    with pytest.raises(CheckpointMismatchError, match=r'of deit3_small_patch16_224 are not in'):
-        inherit_checkpoint(tmp_path / 'other.pth', target, model='deit3_small_patch16_224')
+def test_a_head_is_inherited_where_the_classes_are_as_many(tmp_path: Path) -> None:
+    source = timm()
+    torch.save({'model': source.state_dict()}, tmp_path / 'vit.pth')
+    init_cfg = dict(type='mmvttt.InheritViT', checkpoint=str(tmp_path / 'vit.pth'))
+    for classes in (5, 3):
+        torch.manual_seed(0)
+        head = mmpretrain_head(classes, [dict(type='Constant', val=0.5, layer='Linear'), init_cfg])
+        head.init_weights()
+        expected = source.head.weight if classes == 5 else torch.full((3, 32), 0.5)
+        assert torch.equal(head.fc.weight, expected)
+
+
+def mmpretrain_head(classes: int, init_cfg: list[dict]) -> nn.Module:
+    heads = pytest.importorskip('mmpretrain.models.heads')
+    return heads.LinearClsHead(classes, 32, init_cfg=init_cfg)
