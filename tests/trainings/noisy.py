@@ -89,6 +89,18 @@ class Carry(Hook):
 
 
 @HOOKS.register_module(force=True)
+class Remember(Hook):
+    """Keeps the scores of all validations, and their number, which it does not have at first."""
+
+    def __init__(self) -> None:
+        self.scores: list[dict[str, float]] = []
+
+    def after_val_epoch(self, runner: object, metrics: dict[str, float]) -> None:
+        self.scores.append({name: float(value) for name, value in metrics.items()})
+        self.count = len(self.scores)
+
+
+@HOOKS.register_module(force=True)
 class Interrupt(Hook):
     """Ends the run before an epoch, counted from 0, as a kill would."""
 
@@ -100,63 +112,53 @@ class Interrupt(Hook):
             raise KeyboardInterrupt
 
 
-class _OwnScores(BaseMetric):
+@METRICS.register_module(force=True)
+class OwnScores(BaseMetric):
     """The scores of a toolbox's own metric, of predictions that depend on the model's errors."""
+
+    def __init__(self, toolbox: str) -> None:
+        super().__init__()
+        self.toolbox = toolbox
 
     def process(self, data_batch: object, data_samples: list[dict]) -> None:
         self.results += data_samples
 
     def compute_metrics(self, results: list[dict]) -> dict[str, object]:
-        metric, samples = self.scored([r['error'] for r in results])
+        errors = torch.tensor([r['error'] for r in results])
+        metric, samples = getattr(self, f'_{self.toolbox}')(errors)
+        metric.dataset_meta = dict(classes=('a', 'b'))
         for sample in samples:
             metric.process({}, [sample])
         return metric.evaluate(len(samples))
 
-
-@METRICS.register_module(force=True)
-class DetectionScores(_OwnScores):
-    def scored(self, errors: list[float]) -> tuple:
+    def _mmdet(self, errors: torch.Tensor) -> tuple:
         from mmdet.evaluation import CocoMetric
 
-        metric = CocoMetric(metric='bbox')
-        metric.dataset_meta = dict(classes=('a',))
         box, label = torch.tensor([[10.0, 10, 40, 50]]), torch.zeros(1, dtype=int)
-        return metric, [
+        truth = [dict(bbox=box[0].tolist(), bbox_label=0, ignore_flag=0)]
+        return CocoMetric(metric='bbox'), [
             dict(
-                img_id=i,
-                ori_shape=(64, 64),
+                **dict(img_id=i, ori_shape=(64, 64), instances=truth),
                 gt_instances=dict(bboxes=box, labels=label),
-                instances=[dict(bbox=box[0].tolist(), bbox_label=0, ignore_flag=0)],
                 pred_instances=dict(bboxes=box + error, labels=label, scores=torch.ones(1)),
             )
             for i, error in enumerate(errors)
         ]
 
-
-@METRICS.register_module(force=True)
-class SegmentationScores(_OwnScores):
-    def scored(self, errors: list[float]) -> tuple:
+    def _mmseg(self, errors: torch.Tensor) -> tuple:
         from mmseg.evaluation import IoUMetric
 
-        metric = IoUMetric()
-        metric.dataset_meta = dict(classes=('a', 'b'))
-        wrong = torch.tensor(errors)[None, None] > 0.5
-        data = dict(data=wrong.long() * 0)
-        return metric, [dict(pred_sem_seg=dict(data=wrong.long()), gt_sem_seg=data)]
+        labels = (errors > 0.5).long()[None, None]
+        return IoUMetric(), [
+            dict(pred_sem_seg=dict(data=labels), gt_sem_seg=dict(data=torch.zeros_like(labels)))
+        ]
 
-
-@METRICS.register_module(force=True)
-class ClassificationScores(_OwnScores):
-    def scored(self, errors: list[float]) -> tuple:
+    def _mmpretrain(self, errors: torch.Tensor) -> tuple:
         from mmpretrain.evaluation import Accuracy
 
         return Accuracy(), [
-            dict(
-                pred_score=torch.tensor([1.0, error]),
-                pred_label=torch.tensor([int(error > 1)]),
-                gt_label=torch.tensor([0]),
-            )
-            for error in errors
+            dict(pred_score=torch.stack([torch.ones(()), e]), gt_label=torch.tensor([0]))
+            for e in errors
         ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,10 @@ STATES = 'hook_states'
 class HookStates:
     """The states of a runner's hooks, by name, for a checkpoint, and back.
 
-    A hook with `state_dict` and `load_state_dict` is asked. Of any other one, the numbers that the
-    training has changed since `before_train` are kept, as EarlyStoppingHook's score and count are.
-    Flags are not: they mostly tell what this process has already done.
+    A hook with `state_dict` and `load_state_dict` is asked. Of any other one, the numbers and the
+    lists and dicts of numbers that the training has changed since `before_train` are kept, as
+    EarlyStoppingHook's score and count are. Flags are not: they mostly tell what this process has
+    already done.
 
     Args:
         runner: A runner before its first step.
@@ -39,7 +41,7 @@ class HookStates:
 
     def __init__(self, runner: Runner, states: Any = None) -> None:
         self._hooks = dict(_named(runner.hooks))
-        self._first = {name: _numbers(hook) for name, hook in self._hooks.items()}
+        self._first = {name: _plain(hook) for name, hook in self._hooks.items()}
         for name, state in (states if isinstance(states, dict) else {}).items():
             hook: Any = self._hooks.get(name)
             if hook is None:
@@ -47,14 +49,14 @@ class HookStates:
             elif _has_state(hook):
                 hook.load_state_dict(state)
             elif isinstance(state, dict):
-                vars(hook).update({k: v for k, v in state.items() if k in self._first[name]})
+                vars(hook).update(state)
 
     def collect(self) -> dict[str, Any]:
         """The states now; hooks without one are left out."""
         states = {}
         for name, hook in self._hooks.items():
             first = self._first[name]
-            changed = {k: v for k, v in _numbers(hook).items() if k in first and v != first[k]}
+            changed = {k: v for k, v in _plain(hook).items() if k not in first or v != first[k]}
             state = hook.state_dict() if _has_state(hook) else changed
             if state:
                 states[name] = state
@@ -73,13 +75,14 @@ def _has_state(hook: Hook) -> bool:
     return hasattr(hook, 'state_dict') and hasattr(hook, 'load_state_dict')
 
 
-def _numbers(hook: Hook) -> dict[str, Any]:
-    kinds = int, float, np.number
-    return {
-        name: value
-        for name, value in vars(hook).items()
-        if isinstance(value, kinds) and not isinstance(value, bool)
-    }
+def _plain(hook: Hook) -> dict[str, Any]:
+    return {name: deepcopy(value) for name, value in vars(hook).items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple | dict):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def drop_unreadable(entries: dict) -> Iterator[str]:

@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 
 from .findings import Findings, Scope
-from .images import check_images, real_paths, spread
+from .images import check_images, real_paths
 
 # A larger file is not parsed before a training: 20 MB take a second, COCO's train2017 twenty.
 LARGEST = 20 * 2**20
-# Annotations whose boxes are compared with their masks before a training.
-_QUICK = 2000
 _SHOWN = 8
 _WRITTEN = 'boxes that are {} according to their mask or area, instead of (x, y, width, height)'
 # Reasons why a box is not learned that are faults of the file.
@@ -120,8 +118,7 @@ def check_coco(
             if not learned.get(image['id']):
                 findings.warn('images without a box', image['file_name'])
     _check_repeated(annotations, findings)
-    judged = listed if scope.thorough else spread(listed, _QUICK)
-    _check_readings(judged, sizes, scope.thorough, findings)
+    _check_readings(listed, sizes, scope.thorough, findings)
     folder = dataset.data_prefix.get('img') or ''
     files = [(os.path.join(folder, i['file_name']), sizes[i['id']]) for i in images]
     findings.files = real_paths((file for file, _ in files), scope)
