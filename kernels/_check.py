@@ -246,16 +246,10 @@ def ask(key: dict[str, str], request: dict[str, Any]) -> tuple[str | None, str]:
     return None, f'exit status {done.returncode}: {said}'
 
 
-def again(op: str, dtypes: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Repeats the checks of an op that this GPU, these packages and these sources have had."""
-    for kept in list(verdicts()):
-        request = kept['request']
-        key = {n: x for n, x in kept.items() if n not in ('verdict', 'request', 'time')}
-        if kept['op'] != op or kept['dtype'] not in dtypes:
-            continue
-        dtype = getattr(torch, kept['dtype'])
-        if fingerprint(op, dtype, torch.device(request['device'])).items() <= kept.items():
-            verdict, why = ask(key, request)
-            if verdict is not None:
-                _keep(key, verdict, request)
-            yield kept, verdict or f'could not be checked: {why}'
+def forget(op: str) -> int:
+    """Deletes the verdicts on an op, so that its next calls are checked again; how many."""
+    kept = [x for x in verdicts() if x['op'] == op]
+    for verdict in kept:
+        verdict['path'].unlink(missing_ok=True)
+    _REASONS.clear()
+    return len(kept)

@@ -8,7 +8,7 @@ import os
 import compile_kernels
 import pytest
 import triton
-from compile_kernels import GPUS, SHARED, VARIANTS, build, compiled_for, count, scan, tables
+from compile_kernels import GPUS, SHARED, VARIANTS, build, compiled_for, count, scan, table_of
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from triton.compiler import CompiledKernel
@@ -34,10 +34,9 @@ PRODUCTS = (
 def test_no_kernel_is_worse_than_the_table(variant):
     call, dtype, gpu = variant.split('/')
     actual = {f'{variant}/{name}': count(kernel) for name, kernel in build(variant).items()}
-    table = tables().get(triton.__version__, {})
+    table = table_of(triton.__version__)
     assert not compile_kernels.worse(actual, table)
-    if table:
-        assert actual.keys() <= table.keys(), 'run python tools/dev/compile_kernels.py --update'
+    assert actual.keys() <= table.keys(), 'run python tools/dev/compile_kernels.py --update'
     refused = False
     if gpu.startswith('sm_'):
         op = call.split(',')[0]
@@ -118,3 +117,22 @@ def test_a_larger_figure_is_worse():
         'x: registers 128 → 130'
     ]
     assert compile_kernels.worse(old, old) == []
+    # Another assembler orders instructions in another way.
+    old = {'x': {'instructions': 100, 'barriers': 2}}
+    assert compile_kernels.worse({'x': {'instructions': 105, 'barriers': 2}}, old) == []
+    assert len(compile_kernels.worse({'x': {'instructions': 106, 'barriers': 3}}, old)) == 2
+
+
+def test_an_unknown_triton_has_the_newest_row(monkeypatch):
+    rows = {'3.9.0': {'x': {}}, '3.10.0': {'y': {}}}
+    monkeypatch.setattr(compile_kernels, 'tables', lambda: rows)
+    for version, expected in (('3.9.0', '3.9.0'), ('3.8.1', '3.10.0'), ('4.0', '3.10.0')):
+        assert table_of(version) is rows[expected]
+
+
+def test_the_loop_that_is_counted():
+    code = ['MOV R1, R2', 'BAR.SYNC 0x0', 'FADD R1, R2, R3', '@P0 BRA 0x0010', 'IADD R1, R1, 1']
+    code += ['@!P1 BRA 0x0000', 'EXIT', 'BRA 0x0070']
+    lines = [f'        /*{16 * i:04x}*/    {x} ;' for i, x in enumerate(code)]
+    # From the barrier to the first branch; around it is another loop, at the end one of itself.
+    assert compile_kernels.innermost_loop('\n'.join(lines)) == (3, 1)
