@@ -1,7 +1,4 @@
-"""`python -m ttt_kernels`: versions, backends of every op, verdicts; `check OP` repeats checks.
-
-python -m ttt_kernels check ttt_glu --dtype bf16
-"""
+"""`python -m ttt_kernels`: versions, backends of every op, verdicts; `check OP` forgets its."""
 
 import argparse
 import importlib.metadata
@@ -12,7 +9,6 @@ import torch
 
 from . import _check
 from ._backend import OPS, available, refusals
-from ._known import DTYPES
 
 
 def _version(package: str) -> str:
@@ -47,7 +43,7 @@ def report() -> str:
                     f'{op:<12} {backend:<10} cannot run in {" and ".join(dtypes)}: {why}'
                     for dtypes, why in refusals(op)
                 ]
-    lines += [_line(verdict) for verdict in _check.verdicts()]
+    lines += [_line(verdict) for _, verdict in _check.verdicts()]
     return '\n'.join(lines)
 
 
@@ -55,29 +51,24 @@ def _line(verdict: dict) -> str:
     """A kernel's check of itself that the user's cache holds."""
     days = (time.time() - verdict['time']) / 86400
     what = f'{verdict["op"]:<12} {verdict["dtype"]:<10} on {verdict["gpu"]}'
-    tokens = 'x'.join(map(str, verdict['request']['args'][0]['shape']))
     sources = '' if verdict['sources'] == _check.sources(verdict['op']) else ', other sources'
-    about = f'{tokens}, Triton {verdict["triton"]}{sources}, checked {days:.1f} days ago'
+    about = f'Triton {verdict["triton"]}{sources}, checked {days:.1f} days ago'
     return f'{what}, {about}: {verdict["verdict"]}'
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser('python -m ttt_kernels', description='What can run here.')
     check = parser.add_subparsers(dest='command').add_parser(
-        'check', help="repeat the checks that an op's Triton kernels have had here"
+        'check', help="delete an op's verdicts: its next calls are checked again"
     )
     check.add_argument('op', choices=OPS)
-    check.add_argument('--dtype', nargs='+', choices=DTYPES, default=list(DTYPES))
     args = parser.parse_args(arguments)
     if args.command == 'check':
-        status = 3
-        dtypes = tuple(str(DTYPES[name]).removeprefix('torch.') for name in args.dtype)
-        for kept, verdict in _check.again(args.op, dtypes):
-            print(_line(kept | {'verdict': verdict, 'time': time.time()}))
-            status = max(status % 3, verdict != _check.AGREES)
-        if status == 3:
-            print(f'{args.op}: no kernel has been checked here; a model that runs does so')
-        return status
+        for path, verdict in _check.verdicts():
+            if verdict['op'] == args.op:
+                print('deleted:', _line(verdict))
+                path.unlink()
+        return 0
     print(report())
     return 0
 

@@ -128,17 +128,15 @@ def _read(path: Path) -> dict[str, Any] | None:
     names = ('op', 'dtype', 'gpu', 'triton', 'sources', 'verdict')
     if not isinstance(kept, dict) or not all(isinstance(kept.get(n), str) for n in names):
         return None
-    words = kept['verdict'].split()
-    known = kept['verdict'] == AGREES or DIFFERS in words
-    request, age = kept.get('request'), kept.get('time')
-    return kept if known and isinstance(request, dict) and isinstance(age, float) else None
+    known = kept['verdict'] == AGREES or DIFFERS in kept['verdict'].split()
+    return kept if known and isinstance(kept.get('time'), float) else None
 
 
-def verdicts() -> Iterator[dict[str, Any]]:
-    """All verdicts in the cache: a fingerprint with `launches`, `verdict`, `request` and `time`."""
+def verdicts() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """All verdicts in the cache, and their files."""
     for path in sorted(folder().glob('*.json')):
         if (kept := _read(path)) is not None:
-            yield kept
+            yield path, kept
 
 
 def _path(key: dict[str, str]) -> Path:
@@ -204,8 +202,7 @@ def _first_reason(path: Path, key: dict[str, str], request: dict[str, Any]) -> s
         lock.release()
     if verdict == AGREES:
         return None
-    report = f'please report this with the output of `python -m ttt_kernels check {key["op"]}`'
-    return f'{verdict}; {report}'
+    return f'{verdict}; please report this with {path}'
 
 
 def command() -> list[str]:
@@ -244,12 +241,3 @@ def ask(key: dict[str, str], request: dict[str, Any]) -> tuple[str | None, str]:
             return None, 'its launches are others than those of the call'
     said = lines[-1] if lines else 'it said nothing'
     return None, f'exit status {done.returncode}: {said}'
-
-
-def forget(op: str) -> int:
-    """Deletes the verdicts on an op, so that its next calls are checked again; how many."""
-    kept = [x for x in verdicts() if x['op'] == op]
-    for verdict in kept:
-        verdict['path'].unlink(missing_ok=True)
-    _REASONS.clear()
-    return len(kept)
