@@ -12,6 +12,7 @@ import pytest
 import timm
 import torch
 from timm.layers import set_reentrant_ckpt
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from mmvttt.models.linearize import linearize
@@ -211,6 +212,39 @@ def test_threads_and_copies(family: str, partly: bool) -> None:
     _output(model, calls[0])
     for other in others:
         assert torch.equal(_output(other, calls[1]), expected[1])
+
+
+@pytest.mark.parametrize('name', ['vit_tiny_patch16_224', 'vit_small_patch16_dinov3'])
+def test_a_shallow_copy_with_other_blocks(name: str) -> None:
+    model = linear(name)
+    short = copy.copy(model)
+    short._modules = dict(model._modules, blocks=model.blocks[:1])
+    final, (first,) = model.forward_intermediates(image(WIDE), [0], norm=True)
+    prefix = model.num_prefix_tokens
+    actual = short.forward_features(image(WIDE))
+    assert torch.equal(actual[:, prefix:].mT.unflatten(2, (3, 5)), first)
+    assert not torch.equal(actual, final)
+    assert type(short) is type(model)
+    assert isinstance(short, type(timm.create_model(name, **SMALL)))
+
+
+@pytest.mark.parametrize('walks', [False, True])
+def test_a_model_with_a_forward_pass_of_its_own(walks: bool) -> None:
+    class Own(VisionTransformer):
+        def forward_features(self, x: Tensor, **options: Any) -> Tensor:
+            if not walks:
+                return 2 * super().forward_features(x, **options)
+            x = self._pos_embed(self.patch_embed(x))
+            for block in self.blocks:
+                x = block(x)
+            return 2 * self.norm(x)
+
+    model = linear()
+    own = Own(depth=2, embed_dim=32, num_heads=2, num_classes=3, dynamic_img_size=True).double()
+    linearize(own)
+    own.load_state_dict(model.state_dict())
+    expected = model.forward_features(image(WIDE))
+    assert torch.equal(own.eval().forward_features(image(WIDE)), 2 * expected)
 
 
 def test_a_block_that_takes_no_size_is_refused() -> None:

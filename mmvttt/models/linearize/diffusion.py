@@ -76,8 +76,9 @@ def install(
         model.get_submodule(name).register_forward_pre_hook(_drop_map_size, with_kwargs=True)
     # A class of diffusers lists both as ignored, for example before an EMAModel of it fails.
     model.register_to_config(linearize=written, load_with=f'{_SAVED}.{type(model).__name__}')
-    # A pipeline writes it into model_index.json, and looks the class up in it if it is imported.
-    model.__module__ = importlib.import_module(_SAVED).__name__
+    # A pipeline writes the class into model_index.json; one of the user's own stays.
+    if type(model) in MODELS:
+        model.__class__ = getattr(importlib.import_module(_SAVED), type(model).__name__)
     model.register_forward_pre_hook(_tell_map_size, with_kwargs=True)
     model.register_state_dict_pre_hook(_check_processors)
     return [

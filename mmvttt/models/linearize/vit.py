@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -130,10 +130,7 @@ def install(
                     "replace all attentions, where='all'."
                 )
             setattr(model, shared, None)
-    new = put_in_place(model, built, left, note)
-    for method in _METHODS:
-        setattr(model, method, partial(_run, model, method))
-    return new
+    return put_in_place(model, built, left, note, _OnImages)
 
 
 def put_in_place(
@@ -141,6 +138,7 @@ def put_in_place(
     built: Mapping[str, Replacement],
     left: Mapping[str, nn.Module | str],
     note: Note,
+    methods: type | None = None,
 ) -> list[str]:
     """Puts the replacements into their places; returns the names of the new parameters."""
     for name in left:
@@ -159,21 +157,44 @@ def put_in_place(
             # Of classes that no config can name, timm says that it cannot write them.
             options = note.to_json()
         update_model_args(model, source=source, linearize=options)
-    model.no_weight_decay = partial(_no_weight_decay, model)
+    model.__class__ = _linear_class(methods or Linearized, type(model))
     return [
         f'{name}.{parameter}' for name, new in built.items() for parameter in new.new_parameters()
     ]
 
 
-def _no_weight_decay(model: nn.Module) -> set[str]:
-    """Names that timm's model and its new attentions spare from weight decay."""
-    names = getattr(type(model), 'no_weight_decay', lambda _: set())(model)
-    return names.union(
-        f'{name}.{undecayed}'
-        for name, module in model.named_modules()
-        if isinstance(module, Replacement)
-        for undecayed in module.no_weight_decay()
-    )
+class Linearized(nn.Module):
+    """Methods of a linearized model of timm.
+
+    `linearize` makes a class of them and the model's own, as `torch.nn.utils.parametrize` does: the
+    methods of an instance would run on the original in each copy. Pickles name timm's class only.
+    """
+
+    source: type[nn.Module]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _blank, (type(self).__mro__[1], self.source), self.__getstate__()
+
+    def no_weight_decay(self) -> set[str]:
+        """Names that timm's model and its new attentions spare from weight decay."""
+        names = getattr(self.source, 'no_weight_decay', lambda _: set())(self)
+        return names.union(
+            f'{name}.{undecayed}'
+            for name, module in self.named_modules()
+            if isinstance(module, Replacement)
+            for undecayed in module.no_weight_decay()
+        )
+
+
+@lru_cache(maxsize=256)
+def _linear_class(methods: type, source: type[nn.Module]) -> type[nn.Module]:
+    names = dict(source=source, __module__=source.__module__, __qualname__=source.__qualname__)
+    return type(source.__name__, (methods, source), names)
+
+
+def _blank(methods: type, source: type[nn.Module]) -> nn.Module:
+    cls = _linear_class(methods, source)
+    return cls.__new__(cls)
 
 
 def _drop_map_size(
@@ -183,45 +204,37 @@ def _drop_map_size(
     return args, {k: None if isinstance(v, MapSize) else v for k, v in kwargs.items()}
 
 
-def _run(model: nn.Module, method: str, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Runs timm's method on an image, and passes the size of its map where blocks take a mask.
+class _OnImages(Linearized):
+    """Passes the size of an image's map to the blocks, where timm's pass a mask or a bias."""
 
-    It is an attribute of the model, because timm calls `forward_features` and
-    `forward_intermediates` by name, outside of the model's hooks.
-    """
-    size = MapSize(*model.patch_embed.dynamic_feat_size(MapSize.of(x)))
-    if kwargs.pop('attn_mask', None) is not None or kwargs.pop('is_causal', False):
-        raise OptionError(_NO_MASK)
-    call = _Call(model, size)
-    if isinstance(model, Beit):
-        call.rel_pos_bias = call.get_bias
-    elif isinstance(model, VisionTransformerRelPos):
-        call.shared_rel_pos = call
-    elif isinstance(model, VisionTransformer) and model.grad_checkpointing:
-        # timm does not checkpoint blocks that get a mask.
-        call.blocks = [partial(block, attn_mask=size) for block in model.blocks]
-    else:
-        kwargs['attn_mask'] = size
-    return getattr(type(model), method)(call, x, *args, **kwargs)
+    def forward_features(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self._call(x, kwargs).forward_features(x, *args, **kwargs)
+
+    def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self._call(x, kwargs).forward_intermediates(x, *args, **kwargs)
+
+    def _call(self, x: Tensor, kwargs: dict[str, Any]) -> Any:
+        """This model as one of timm's, in one call, with blocks that pass the size of the map."""
+        if kwargs.pop('attn_mask', None) is not None or kwargs.pop('is_causal', False):
+            raise OptionError(_NO_MASK)
+        size = MapSize(*self.patch_embed.dynamic_feat_size(MapSize.of(x)))
+        call = self.source.__new__(self.source)
+        told = {_argument(self): size}
+        vars(call).update(vars(self), blocks=_Blocks(partial(_told, b, told) for b in self.blocks))
+        return call
 
 
-class _Call:
-    """A timm model in one call, which may have attributes of its own."""
+class _Blocks(list):
+    """Blocks as functions, one after the other."""
 
-    rel_pos_bias: Any
-    shared_rel_pos: Any
-    blocks: Any
+    def __call__(self, x: Tensor) -> Tensor:
+        for block in self:
+            x = block(x)
+        return x
 
-    def __init__(self, model: nn.Module, size: MapSize) -> None:
-        self._model = model
-        self._size = size
 
-    def get_bias(self) -> MapSize:
-        """Size of the map, in the place of a position bias that all blocks share."""
-        return self._size
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+def _told(block: nn.Module, told: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    return block(*args, **{**kwargs, **told})
 
 
 class TTTAttention(Replacement):
