@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,6 @@ def parse_args() -> argparse.Namespace:
 def networks(args: argparse.Namespace) -> Iterator[tuple[str, str, nn.Module]]:
     """Names, ways and networks: each eager, then by a CUDA graph, compiled; then files."""
     from mmvttt.by_name import find_model
-    from mmvttt.deploy.compile import compile_blocks
     from mmvttt.deploy.runtime import open_exported
 
     for name in args.models:
@@ -83,7 +83,6 @@ def networks(args: argparse.Namespace) -> Iterator[tuple[str, str, nn.Module]]:
         if args.cuda_graph:
             yield named.name, 'CUDA graph', named.dense(model)
         if args.compile:
-            compile_blocks(model)
             yield named.name, 'compiled', named.dense(model)
     for path in args.files:
         file = open_exported(path)
@@ -99,10 +98,17 @@ def main() -> None:
     with cli.plain_errors():
         import torch
 
-        from mmvttt.analysis.benchmark import choose_attention, count_gflops, machine, measure
+        from mmvttt.analysis.benchmark import (
+            count_gflops,
+            has_attention,
+            machine,
+            measure,
+            with_attention,
+        )
         from mmvttt.analysis.complexity import computed_peak, describe_crossings, plot
         from mmvttt.analysis.tables import write_csv
-        from mmvttt.deploy.cuda_graph import Replayed
+        from mmvttt.deploy.compile import compile_blocks, compiling
+        from mmvttt.deploy.prepare import prepare
         from mmvttt.deploy.runtime import ExportedFile, OpenVINOFile
         from mmvttt.named_model import image_channels
 
@@ -112,9 +118,9 @@ def main() -> None:
             file = isinstance(network, ExportedFile)
             channels = network.shape[1] if file else image_channels(network)
             ours = any('mmvttt.models' in type(part).__module__ for part in network.modules())
-            kinds = args.attention if choose_attention(network, 'fused') else ['']
+            kinds = args.attention if has_attention(network) else ['']
             for kind, dtype, (height, width) in product(kinds, args.dtype, sizes):
-                choose_attention(network, kind)
+                network = with_attention(network, kind) if kind else network
                 shape = (args.batch, channels, height, width)
                 values = {} if way else dict(gflops=count_gflops(network, shape))
                 if args.computed:
@@ -122,10 +128,13 @@ def main() -> None:
                 else:
                     run = OpenVINOFile(network.path, dtype, shape) if way == 'OpenVINO' else network
                     run = run.to(device).eval()
-                    run = Replayed(run) if way == 'CUDA graph' else run
+                    if way == 'compiled':
+                        compile_blocks(run)
+                    run = prepare(run, cuda_graph=way == 'CUDA graph')
                     images = torch.rand(shape, device=device)
                     precision = getattr(torch, dtype)
-                    values |= measure(run, images, precision, args.train, args.repeats)
+                    with compiling() if args.compile else nullcontext():
+                        values |= measure(run, images, precision, args.train, args.repeats)
                 if file:
                     # torch does not see its memory.
                     values.pop('peak_mib', None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import platform
 import subprocess
@@ -24,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..distributions import is_installed
 from ..version import __version__
+from .fake_run import copy_sharing
 from .flops import count_cost
 
 _MEBI = 2**20
@@ -126,19 +126,25 @@ def count_gflops(network: nn.Module, images: tuple[int, ...]) -> float:
     """Multiply-accumulates of inference with images of the shape `(B, C, H, W)`, 10⁹."""
     batch, channels, height, width = images
     # Counting removes the weights.
-    cost = count_cost(copy.deepcopy(network), (height, width), channels)
+    cost = count_cost(network, (height, width), channels)
     return round(batch * cost.total_macs / 1e9, 4)
 
 
-def choose_attention(network: nn.Module, kind: str) -> bool:
-    """Switches timm's attention to 'fused' or 'materialised'; returns whether there is any.
+def has_attention(network: nn.Module) -> bool:
+    """Whether a network has attention layers of timm's, see `with_attention`."""
+    return any(hasattr(module, 'fused_attn') for module in network.modules())
+
+
+def with_attention(network: nn.Module, kind: str) -> nn.Module:
+    """Returns a network of the same weights whose attention is 'fused' or 'materialised'.
 
     Materialised attention stores all T² weights of a head, as in the papers' baselines.
     """
-    layers = [module for module in network.modules() if hasattr(module, 'fused_attn')]
-    for module in layers:
-        module.fused_attn = kind == 'fused'
-    return bool(layers)
+    network = copy_sharing(network)
+    for module in network.modules():
+        if hasattr(module, 'fused_attn'):
+            module.fused_attn = kind == 'fused'
+    return network
 
 
 def machine(device: torch.device | str) -> dict[str, Any]:

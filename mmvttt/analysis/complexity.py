@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -38,10 +37,10 @@ def computed_peak(network: nn.Module, images: tuple[int, ...], train: bool = Fal
     # Loads torch.distributed.
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    network = copy.deepcopy(network).train(train)
+    network, image = fake_copy(network, images)
+    network.train(train)
     if not train:
         network.requires_grad_(False)
-    image = fake_copy(network, images)
     # The tracker hooks the gradients of all parameters: frozen ones go to the buffers.
     for module in network.modules():
         for name, parameter in list(module._parameters.items()):

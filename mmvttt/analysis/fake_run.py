@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,36 +17,41 @@ from torch._subclasses.fake_tensor import (
 from ..errors import UsageError
 
 
-def fake_copy(network: nn.Module, image: tuple[int, ...]) -> Tensor:
-    """Replaces parameters and buffers by fake tensors, in place; shared ones stay shared.
+def copy_sharing(network: nn.Module, tensors: dict[Tensor, Tensor] | None = None) -> nn.Module:
+    """Copies a network, but not its parameters and buffers, which the copy shares.
+
+    Args:
+        network: Any module.
+        tensors: What the copy has in the place of some parameters and buffers.
+    """
+    own = [*network.parameters(), *network.buffers()]
+    return copy.deepcopy(network, {id(x): (tensors or {}).get(x, x) for x in own})
+
+
+def fake_copy(network: nn.Module, image: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
+    """Copies a network with fake parameters and buffers; shared ones stay shared.
 
     The mode itself is not entered: a tensor that the network makes of numbers alone, such as a grid
     of positions, stays real, so that the control flow may depend on it.
 
     Args:
-        network: May be on the meta device. It loses its weights.
+        network: May be on the meta device.
         image: Shape of the input.
 
     Returns:
-        A fake input of this shape.
+        The copy, and a fake input of this shape.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes: dict[Tensor, Tensor] = {}
 
     def fake(tensor: Tensor) -> Tensor:
         with mode:
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(empty, tensor.requires_grad)
+        return empty
 
-    for module in network.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None and tensor not in fakes:
-                    empty = fake(tensor)
-                    if isinstance(tensor, nn.Parameter):
-                        empty = nn.Parameter(empty, tensor.requires_grad)
-                    fakes[tensor] = empty
-                tensors[name] = None if tensor is None else fakes[tensor]
-    return fake(torch.empty(image, device='meta'))
+    fakes = {x: fake(x) for x in (*network.parameters(), *network.buffers())}
+    return copy_sharing(network, fakes), fake(torch.empty(image, device='meta'))
 
 
 @contextmanager

@@ -1,44 +1,84 @@
 """Compiles the blocks of a model with torch.compile, or the model as one graph."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pkgutil import resolve_name
 from typing import Any
 
-import torch
+import torch._dynamo.config as dynamo
 import torch._inductor.config as inductor
 import torch.fx.experimental._config as fx_config
 from torch import nn
 
 from mmvttt.errors import UsageError
 
-BLOCKS = ('Block', 'Injector', 'Extractor')
 # Graphs of one kind of block: stages differ in width, and training differs from evaluation. torch's
 # limit of 8 is too low.
 _MOST_GRAPHS = 64
 
 
-def blocks_of(model: nn.Module, names: Sequence[str] = BLOCKS) -> list[nn.Module]:
-    """Modules of a model whose class names end in one of `names`."""
-    return [m for m in model.modules() if type(m).__name__.endswith(tuple(names))]
+def block_classes() -> tuple[type[nn.Module], ...]:
+    """Classes of blocks: ours, the two halves of a ViT-Adapter's interaction, timm's."""
+    from timm.models import beit, eva, metaformer, vision_transformer, vision_transformer_relpos
+
+    from mmvttt.models.adapters.interaction import Extractor, Injector
+    from mmvttt.models.layers.mixer import TokenBlock
+
+    return (
+        *(TokenBlock, Injector, Extractor),
+        *(vision_transformer.Block, vision_transformer.ResPostBlock, beit.Block),
+        *(vision_transformer.ParallelScalingBlock, vision_transformer.ParallelThingsBlock),
+        *(eva.EvaBlock, eva.EvaBlockPostNorm, metaformer.MetaFormerBlock),
+        *(vision_transformer_relpos.RelPosBlock, vision_transformer_relpos.ResPostRelPosBlock),
+    )
+
+
+def blocks_of(
+    model: nn.Module, blocks: Sequence[str | type[nn.Module]] | None = None
+) -> list[nn.Module]:
+    """Modules of a model that are blocks; see `compile_blocks`."""
+    classes = block_classes()
+    if blocks is not None:
+        classes = tuple(resolve_name(b) if isinstance(b, str) else b for b in blocks)
+    return [module for module in model.modules() if isinstance(module, classes)]
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Context in which compiled blocks run, with three settings that no single compilation has.
+
+    torch makes more graphs of a function (`recompile_limit`), inductor keeps strides
+    (`strict_output_strides`), and sides that happen to be equal in the first image may differ in
+    the next one (`use_duck_shape`). Threads share them.
+    """
+    limit = max(dynamo.recompile_limit, _MOST_GRAPHS)
+    strides = {'strict_output_strides': True} if hasattr(inductor, 'strict_output_strides') else {}
+    with (
+        dynamo.patch(recompile_limit=limit),
+        # Otherwise inductor (torch 2.14) cannot sort a view's symbolic strides in the backward
+        # pass: "cannot determine truth value of Relational".
+        fx_config.patch(use_duck_shape=False),  # type: ignore[attr-defined]
+        inductor.patch(strides),  # type: ignore[attr-defined]
+    ):
+        yield
 
 
 def compile_blocks(
     model: nn.Module,
-    names: Sequence[str] = BLOCKS,
+    blocks: Sequence[str | type[nn.Module]] | None = None,
     dynamic: bool | None = True,
     whole: bool = False,
     **options: Any,
 ) -> list[nn.Module]:
     """Compiles every block of a model in place, at its first run; returns the compiled modules.
 
-    Names of parameters, checkpoints and `with_cp` are unchanged. Three settings of torch change for
-    the whole process, because a single compilation has none of them: it makes more graphs of a
-    function (`recompile_limit`), inductor keeps strides (`strict_output_strides`), and sides that
-    happen to be equal in the first image may differ in the next one (`use_duck_shape`).
+    Names of parameters, checkpoints and `with_cp` are unchanged. Run the model inside of
+    `compiling()`.
 
     Args:
         model: Any model.
-        names: Suffixes of block class names: `VitttBlock`, `MixerBlock`, timm's `Block`, and the
-            two halves of a ViT-Adapter's interaction.
+        blocks: Classes of the blocks, or their names, 'package.module.Class'; default: see
+            `block_classes`.
         dynamic: One graph for all image sizes, so that results do not depend on where a training
             was resumed. None, torch's default, makes one for the first size and one for the others;
             False one for each.
@@ -47,22 +87,15 @@ def compile_blocks(
             long.
         options: Other options of `torch.compile`: `mode`, `backend`, …
     """
-    compiled = blocks_of(model, names)
+    compiled = blocks_of(model, blocks)
     if not compiled:
         raise UsageError(
-            f'nothing to compile: no class in {type(model).__name__} has a name that ends in '
-            f'{" or ".join(names)}; leave --compile (mmvttt.CompileHook) out, or name its blocks '
-            "with custom_hooks=[dict(type='mmvttt.CompileHook', names=['Layer'])]"
+            f'nothing to compile: no block in {type(model).__name__}; leave --compile '
+            '(mmvttt.CompileHook) out, or name the class of its blocks with '
+            "custom_hooks=[dict(type='mmvttt.CompileHook', blocks=['package.module.Class'])]"
         )
     if whole and not any(getattr(part, 'with_cp', False) for part in model.modules()):
         compiled = [model]
-    config = torch.compiler.config
-    config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
-    # Without it inductor (torch 2.14) cannot sort a view's symbolic strides in the backward pass:
-    # "cannot determine truth value of Relational".
-    fx_config.use_duck_shape = False
-    if hasattr(inductor, 'strict_output_strides'):
-        inductor.strict_output_strides = True
     for module in compiled:
         module.compile(dynamic=dynamic, **options)
     return compiled

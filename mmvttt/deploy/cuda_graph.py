@@ -5,8 +5,7 @@ A graph contains all launches and issues them at once.
 """
 
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,45 +13,49 @@ from torch.utils._pytree import tree_map
 
 from ..errors import UsageError
 
-Network = TypeVar('Network', bound=nn.Module)
 # Runs before recording, in which kernels are compiled and cuDNN selects its own.
 _WARM_UP = 3
 
 
-def replay_cuda_graph(network: Network) -> Network:
-    """Makes a network replay a CUDA graph, in place; returns it.
+class Replayed(nn.Module):
+    """Runs a network of images `(B, C, H, W)` by a CUDA graph, for inference.
 
-    Its forward takes only images `(B, C, H, W)`, like backbones and timm's classifiers. The first
-    call records the graph; later ones take the same `(C, H, W)` and as many images or fewer.
-    Parameters may change in place (`load_state_dict`), not move. Mixed precision belongs inside
-    (`autocast_backbone` first), or around every call alike.
-    """
-    network.forward = Replayed(network.forward)
-    return network
+    The first call records the graph; later ones take the same `(C, H, W)` and as many images or
+    fewer. Parameters may change in place (`load_state_dict`), not move. Mixed precision belongs
+    inside, or around every call alike. Threads take turns. A copy, also a shallow or a pickled one,
+    records a graph of its own.
 
-
-class Replayed:
-    """Runs a function of images `(B, C, H, W)` by a CUDA graph; its outputs also have a batch of B.
-
-    Threads take turns. A copy, also a pickled one, records a graph of its own.
+    Args:
+        network: Takes only images, like backbones and timm's classifiers; its outputs have a batch.
 
     Raises:
         UsageError: At a call with images on a CPU, with gradients, or of another size, dtype or
             device than the first.
     """
 
-    def __init__(self, function: Callable[[Tensor], Any]) -> None:
-        self._function = function
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self._forget()
+
+    def _forget(self) -> None:
         self._graph: Any = None
+        self._images: Any = None
+        self._output: Any = None
         # Images and outputs of one call at a time are in the graph's memory.
         self._lock = threading.Lock()
         self._done: torch.cuda.Event | None = None
 
-    def __reduce__(self) -> Any:
-        return type(self), (self._function,)
+    def __getstate__(self) -> dict[str, Any]:
+        graph = ('_graph', '_images', '_output', '_lock', '_done')
+        return {k: v for k, v in super().__getstate__().items() if k not in graph}
 
-    def __call__(self, images: Tensor) -> Any:
-        """The function's output for these images, in tensors of its own."""
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
+
+    def forward(self, images: Tensor) -> Any:
+        """The network's output for these images, in tensors of its own."""
         if torch.is_grad_enabled():
             raise UsageError(
                 'a CUDA graph is for inference: call the model under torch.no_grad(), or leave '
@@ -60,7 +63,9 @@ class Replayed:
             )
         with self._lock:
             if self._graph is None:
-                self._record(images)
+                # What a graph keeps must not be tensors of inference_mode.
+                with torch.inference_mode(False), torch.no_grad():
+                    self._record(images)
             return self._replay(images)
 
     def _replay(self, images: Tensor) -> Any:
@@ -89,19 +94,19 @@ class Replayed:
                 f'a CUDA graph needs images on a GPU, these are on {str(images.device)!r}; leave '
                 '--cuda-graph out'
             )
-        self._images = images.clone()
+        self._images = torch.empty_like(images).copy_(images)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):
-                self._function(self._images)
+                self.network(self._images)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Weights cast by autocast must belong to the graph, or they are freed before it is
         # replayed.
         torch.clear_autocast_cache()
         with torch.cuda.graph(graph):
-            self._output = self._function(self._images)
+            self._output = self.network(self._images)
         torch.clear_autocast_cache()
         self._graph = graph
 

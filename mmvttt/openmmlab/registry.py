@@ -50,6 +50,7 @@ MODELS = OwnRegistry(
     LinearTransformer='models.diffusion_transformers',
 )
 HOOKS = OwnRegistry('hook', root.HOOKS)
+TRANSFORMS = OwnRegistry('transform', root.TRANSFORMS, ResizeInto='apis.file_inference')
 OPTIM_WRAPPERS = OwnRegistry('optim wrapper', root.OPTIM_WRAPPERS)
 OPTIM_WRAPPER_CONSTRUCTORS = OwnRegistry('constructor', root.OPTIM_WRAPPER_CONSTRUCTORS)
 DATASETS = OwnRegistry('dataset', root.DATASETS)
@@ -58,7 +59,6 @@ LOOPS = OwnRegistry('loop', root.LOOPS)
 PARAM_SCHEDULERS = OwnRegistry('parameter scheduler', root.PARAM_SCHEDULERS)
 WEIGHT_INITIALIZERS = OwnRegistry('weight initializer', root.WEIGHT_INITIALIZERS)
 METRICS = OwnRegistry('metric', root.METRICS, TeacherAccuracy='models.mesa')
-TRANSFORMS = OwnRegistry('transform', root.TRANSFORMS)
 TASK_UTILS = OwnRegistry(
     'task util', root.TASK_UTILS, FP32AnchorGenerator='models.fp32_anchor_generator'
 )

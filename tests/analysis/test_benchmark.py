@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mmvttt.analysis import benchmark
-from mmvttt.analysis.benchmark import choose_attention, machine, measure
+from mmvttt.analysis.benchmark import has_attention, machine, measure, with_attention
 from mmvttt.analysis.complexity import (
     computed_peak,
     crossings,
@@ -131,8 +131,10 @@ def test_materialised_attention_stores_the_weights() -> None:
     model = timm.create_model('deit_tiny_patch16_224', depth=2, dynamic_img_size=True)
     peaks = {}
     for kind in ('fused', 'materialised'):
-        assert choose_attention(model, kind)
-        peaks[kind] = computed_peak(model, (1, 3, 512, 512))
+        other = with_attention(model, kind)
+        peaks[kind] = computed_peak(other, (1, 3, 512, 512))
+        assert all(a is b for a, b in zip(model.parameters(), other.parameters(), strict=True))
     weights = 3 * 1025**2 * 4 / 2**20
     assert peaks['materialised'] - peaks['fused'] >= weights
-    assert not choose_attention(nn.Conv2d(3, 4, 1), 'fused')
+    assert has_attention(model)
+    assert not has_attention(nn.Conv2d(3, 4, 1))

@@ -1,10 +1,14 @@
 """Mixed precision of a backbone in evaluation."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from mmengine.registry import MODELS
 from torch import nn
 
+from mmvttt.deploy.prepare import prepare
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.engine import amp
 
@@ -19,20 +23,26 @@ class Detector(nn.Module):
 
 def test_the_backbone_computes_in_half_precision_as_under_autocast() -> None:
     torch.manual_seed(0)
-    detector, other, x = Detector().eval(), Detector().eval(), torch.randn(1, 3, 64, 96)
+    detector, x = Detector().eval(), torch.randn(1, 3, 64, 96)
     dtype = getattr(torch, amp.half_type())
     with torch.no_grad():
         (exact,) = detector.backbone(x)
         with torch.autocast('cpu', dtype):
             (expected,) = detector.backbone(x)
-        amp.autocast_backbone(other)
-        # Weights are rounded once, and checkpoints load.
-        other.load_state_dict(detector.state_dict())
+        other = prepare(detector, 'backbone', amp.half_type())
         (half,) = other.backbone(x)
+        (again,) = detector.backbone(x)
     assert half.dtype == torch.float32
     assert torch.equal(half, expected.float())
     assert not torch.equal(half, exact)
-    assert other.backbone.blocks[0].mlp.fc1.weight.dtype == dtype
-    assert other.backbone.blocks[0].mixer.w1.dtype == torch.float32
+    assert torch.equal(again, exact)
+    for one in (copy.copy(other), copy.deepcopy(other), pickle.loads(pickle.dumps(other))):
+        with torch.inference_mode():
+            assert torch.equal(one.backbone(x)[0], half)
+    short = copy.deepcopy(other)
+    short.backbone.network.blocks = short.backbone.network.blocks[:1]
+    with torch.no_grad():
+        assert not torch.equal(short.backbone(x)[0], half)
+        assert torch.equal(other.backbone(x)[0], half)
     with pytest.raises(UsageError, match='Linear has no backbone'):
-        amp.autocast_backbone(nn.Linear(2, 2))
+        prepare(nn.Linear(2, 2), 'backbone', amp.half_type())

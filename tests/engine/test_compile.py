@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch._dynamo.config as dynamo
+import torch.fx.experimental._config as fx_config
 from mmengine.config import Config
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from mmvttt.deploy.compile import compile_blocks
+from mmvttt.deploy.compile import compile_blocks, compiling
 from mmvttt.errors import UsageError
 from mmvttt.models import T5, HViT3, ViT3, ViTAdapter, Vittt
 from mmvttt.openmmlab.apis import train as train_api
@@ -63,9 +65,8 @@ def hooked(model: nn.Module, **options) -> tuple[CompileHook, SimpleNamespace]:
 @pytest.fixture(autouse=True)
 def fresh():
     torch.compiler.reset()
-    limit = torch.compiler.config.recompile_limit
-    yield
-    torch.compiler.config.recompile_limit = limit
+    with compiling():
+        yield
     torch.compiler.reset()
 
 
@@ -118,6 +119,15 @@ def test_a_whole_backbone_is_one_graph_with_the_numbers_of_the_eager_model(name:
     assert counter.frame_count == 1
 
 
+def test_a_run_leaves_the_settings_of_torch_as_they_were() -> None:
+    with dynamo.patch(recompile_limit=3), fx_config.patch(use_duck_shape=True):
+        hook, runner = hooked(ViT3(PLAIN), backend='eager')
+        assert dynamo.recompile_limit >= 64
+        assert not fx_config.use_duck_shape
+        hook.after_run(runner)
+        assert (dynamo.recompile_limit, fx_config.use_duck_shape) == (3, True)
+
+
 def test_a_backbone_is_compiled_as_a_whole_or_with_checkpoints_by_its_blocks() -> None:
     parts = dict(backbone=Vittt(PLAIN, with_cp=True), head=nn.Linear(1, 1))
     model = nn.ModuleDict(parts | dict(teacher=nn.ModuleDict(dict(backbone=ViT3(PLAIN)))))
@@ -132,7 +142,9 @@ def test_a_backbone_is_compiled_as_a_whole_or_with_checkpoints_by_its_blocks() -
 
 
 def test_a_training_with_the_hook_has_the_losses_of_one_without(run: Callable) -> None:
-    hook = dict(type='mmvttt.CompileHook', names=['Linear'], options=dict(backend='eager'))
+    hook = dict(
+        type='mmvttt.CompileHook', blocks=['torch.nn.Linear'], options=dict(backend='eager')
+    )
     losses = []
     for name, hooks in (('eager', []), ('compiled', [hook])):
         options = {'custom_hooks': hooks, 'train_cfg.max_epochs': 1, 'randomness.seed': 0}
@@ -147,7 +159,7 @@ def test_a_training_with_the_hook_has_the_losses_of_one_without(run: Callable) -
 def test_a_model_without_blocks_is_refused(run: Callable) -> None:
     with pytest.raises(TypeError, match=r"options='max-autotune'.*dynamic"):
         CompileHook(options='max-autotune')
-    with pytest.raises(UsageError, match='TinyModel has a name that ends in Block'):
+    with pytest.raises(UsageError, match='no block in TinyModel'):
         run('train', work_dir='a', compile=True, cfg_options={'train_cfg.max_epochs': 1})
 
 

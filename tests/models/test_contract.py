@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from mmvttt.models import T5
+
 from .building import MODELS
 from .building import build as build_model
 
@@ -40,6 +42,25 @@ CASES = {
 }
 every_backbone = pytest.mark.parametrize('name', CASES)
 OWN = ('Vittt', 'ViT3', 'T5', 'HViT3')
+# Methods of a plain backbone of one's own, each alone; what they change.
+HOOKS = {
+    'insert_tokens': lambda self, x: (x, dict(marks=torch.ones(1))),
+    'shared_extras': lambda self, hw: dict(marks=torch.ones(hw)),
+    'run_block': lambda self, index, x, hw, **extras: self.blocks[index](x, hw),
+    'to_output': lambda self, x, hw, **extras: x.mean(1),
+}
+
+
+@pytest.mark.parametrize('hook', HOOKS)
+def test_one_hook_at_a_time(hook: str) -> None:
+    x = torch.randn(1, 3, 32, 48)
+    torch.manual_seed(0)
+    expected = T5(PLAIN)(x)[0]
+    torch.manual_seed(0)
+    actual = type('Own', (T5,), {hook: HOOKS[hook]})(PLAIN)(x)[0]
+    if hook == 'to_output':
+        expected = expected.mean((2, 3))
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.fixture(autouse=True)

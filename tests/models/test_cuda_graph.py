@@ -4,13 +4,14 @@ import copy
 import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mmvttt.deploy.cuda_graph import Replayed, replay_cuda_graph
+from mmvttt.deploy.cuda_graph import Replayed
+from mmvttt.deploy.prepare import prepare
 from mmvttt.errors import UsageError
 from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
 
@@ -26,12 +27,11 @@ STAGES = dict(embed_dims=(32, 32, 32, 32), depths=(1, 1, 1, 1), num_heads=(1, 1,
 def test_a_replay_is_the_network_for_images_of_one_size(kind: type, arch: dict) -> None:
     torch.manual_seed(0)
     eager = kind(arch=arch).eval().cuda()
-    network = copy.deepcopy(eager)
-    replay_cuda_graph(network)
+    network = prepare(eager, cuda_graph=True)
     for batch in (3, 3, 2):
         images = torch.rand(batch, 3, 64, 64, device='cuda')
         # A copy of what is recorded has a graph of its own.
-        for one in (network, copy.deepcopy(network)):
+        for one in (network, copy.copy(network), copy.deepcopy(network)):
             for output, expected in zip(one(images), eager(images), strict=True):
                 torch.testing.assert_close(output, expected)
     outputs = network(images)
@@ -48,7 +48,7 @@ def test_a_replay_is_the_network_for_images_of_one_size(kind: type, arch: dict) 
 
 
 def test_a_graph_is_refused_on_a_cpu() -> None:
-    network = replay_cuda_graph(nn.Conv2d(3, 4, 1))
+    network = Replayed(nn.Conv2d(3, 4, 1))
     with torch.no_grad(), pytest.raises(UsageError, match=r"needs images on a GPU.*'cpu'.*leave"):
         network(torch.rand(1, 3, 8, 8))
 
@@ -57,20 +57,32 @@ class OnCPU(Replayed):
     """Computes where a graph would, in memory that the next call overwrites."""
 
     def _record(self, images: Tensor) -> None:
-        self._images = images.clone()
+        self._images = torch.empty_like(images)
         self._output = torch.empty_like(images)
-        self._graph = self
+        self._graph = SimpleNamespace(replay=self.replay)
 
     def replay(self) -> None:
         time.sleep(0.005)
-        self._output.copy_(self._function(self._images))
+        self._output.copy_(self.network(self._images))
+
+
+def test_calls_under_inference_mode_and_no_grad_share_a_graph() -> None:
+    images = torch.rand(3, 1, 8, 8)
+    network = OnCPU(nn.Identity())
+    with torch.inference_mode():
+        first = network(images)
+        assert torch.equal(first, images)
+    with torch.no_grad():
+        # Fewer images: the rest of the graph's batch is of the last call.
+        assert torch.equal(network(images[1:] + 1), images[1:] + 1)
+    assert torch.equal(first, images)
 
 
 @torch.no_grad()
 def test_threads_and_copies_of_a_network_with_a_graph() -> None:
-    network: Any = nn.Conv2d(1, 1, 1, bias=False)
-    network.weight.fill_(2)
-    network.forward = OnCPU(network.forward)
+    double = nn.Conv2d(1, 1, 1, bias=False)
+    double.weight.fill_(2)
+    network = OnCPU(double)
     images = [torch.full((1, 1, 8, 8), float(n)) for n in range(4)]
 
     def run(image: Tensor) -> list[Tensor]:
@@ -80,8 +92,10 @@ def test_threads_and_copies_of_a_network_with_a_graph() -> None:
     with ThreadPoolExecutor(4) as pool:
         for image, outputs in zip(images, pool.map(run, images), strict=True):
             assert all(torch.equal(output, 2 * image) for output in outputs)
-    assert torch.equal(copy.copy(network)(images[3]), 2 * images[3])
+    short = copy.copy(network)
+    short._modules = dict(network=nn.Identity())
+    assert torch.equal(short(images[3]), images[3])
     for again in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
-        again.weight.fill_(5)
+        again.network.weight.fill_(5)
         assert torch.equal(again(images[3]), 5 * images[3])
         assert torch.equal(network(images[3]), 2 * images[3])

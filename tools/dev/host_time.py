@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import mmvttt.models.timm  # noqa: F401 - registers the models
 from mmvttt.analysis.benchmark import time_batches
 from mmvttt.analysis.tables import write_csv
-from mmvttt.deploy.compile import compile_blocks
+from mmvttt.deploy.compile import compile_blocks, compiling
 from ttt_kernels import (
     _backend,
     _launch,
@@ -249,9 +249,10 @@ def main() -> None:
     }
     rows: list[Row] = []
     for part in [args.only] if args.only else ['ops', 'steps']:
-        for row in parts[part]():
-            rows.append({k: f'{v:.4g}' if isinstance(v, float) else v for k, v in row.items()})
-            print(*(f'{name} {value}' for name, value in rows[-1].items()), flush=True)
+        with compiling():
+            for row in parts[part]():
+                rows.append({k: f'{v:.4g}' if isinstance(v, float) else v for k, v in row.items()})
+                print(*(f'{name} {value}' for name, value in rows[-1].items()), flush=True)
             write_csv(rows, args.out)
 
 

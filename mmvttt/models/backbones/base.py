@@ -271,7 +271,7 @@ class PlainBackbone(nn.Module):
                 outs.append(self.to_output(y, hw, **extras))
         return tuple(outs)
 
-    def to_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
+    def to_output(self, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
         """Tokens `(B, h·w, C)` as a map, or their mean, by `out_type`."""
         return x.mean(1) if self.out_type == 'avg_featmap' else to_map(x, hw)
 

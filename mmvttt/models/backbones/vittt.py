@@ -222,7 +222,9 @@ class Vittt(PlainBackbone):
         x = torch.cat([x[:, :at], tokens, x[:, at:]], dim=1)
         return x, dict(patches=patches + (patches >= at))
 
-    def to_output(self, x: Tensor, hw: tuple[int, int], patches: Tensor | None = None) -> Tensor:
+    def to_output(
+        self, x: Tensor, hw: tuple[int, int], patches: Tensor | None = None, **extras: Any
+    ) -> Tensor:
         """Tokens `(B, T, D)` as a map or a feature, by `out_type` and `cls_mode`."""
         if self.out_type == 'avg_featmap' and patches is not None:
             last = x.shape[1] - 1

@@ -6,21 +6,24 @@ import os
 from typing import Any
 
 from mmengine.config import Config, ConfigDict
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from torch import nn
 
 from mmvttt.checkpoints.read import read_content, require_same_classes
-from mmvttt.deploy.cuda_graph import replay_cuda_graph
+from mmvttt.deploy.prepare import prepare
 from mmvttt.errors import UsageError
 from mmvttt.outputs import check_new_file
 
 from ..config import load_config
-from ..engine.amp import autocast_backbone
+from ..engine.amp import half_type
 from ..registry import type_name
 from ..reliability.data.annotations import check_data
 from ..reliability.data.dataset_config import datasets_of
 from ..reliability.fit import require_weights
 from ..reliability.settings import warn_of_other_preparation
-from ..unwrap import bare_model
-from .file_inference import run_file
+from ..unwrap import is_wrapped
+from .file_inference import FileModel, open_for
 from .train import build_runner, existing
 
 _NEEDED = ('model', 'test_dataloader', 'test_cfg', 'test_evaluator')
@@ -46,11 +49,10 @@ def evaluate(
         out: A .pkl file for the predictions.
         show_dir: A folder for pictures of the predictions.
         tta: See `enable_tta`.
-        amp: Run the backbone in mixed precision, see `autocast_backbone`.
-        cuda_graph: Replay the backbone as a CUDA graph, see `replay_cuda_graph`; images have one
-            size.
+        amp: Run the backbone in mixed precision, see `prepare`.
+        cuda_graph: Replay the backbone as a CUDA graph, see `prepare`; images have one size.
         file: An `.onnx` or `.xml` of `tools/export.py` that predicts in place of the model, see
-            `run_file`.
+            `FileModel`.
         config_args: See `load_config`.
 
     Returns:
@@ -65,6 +67,11 @@ def evaluate(
     """
     if file is not None and (tta or cuda_graph):
         raise UsageError('a file predicts as it was exported: leave out --tta and --cuda-graph')
+    test = _Test(amp, cuda_graph)
+    if file is not None:
+        test = _TestOfFile(file, amp)
+    elif tta:
+        test = _AugmentedTest(amp, cuda_graph)
     cfg = load_config(config, needed=_NEEDED, **config_args)
     if tta and show_dir is not None and cfg.get('default_scope') == 'mmpretrain':
         raise UsageError('mmpretrain cannot draw merged predictions: omit --tta or --show-dir')
@@ -76,24 +83,59 @@ def evaluate(
     if show_dir is not None:
         show_predictions(cfg, show_dir)
     metrics = [] if out is None else [_dump(cfg.get('default_scope'), out)]
-    if tta:
-        enable_tta(cfg)
+    test.configure(cfg)
     check_data(cfg, ('test',))
     runner, content = build_runner(cfg), read_content(source)
     require_weights(runner, content, source, whole=True)
     warn_of_other_preparation(content, source, cfg)
     dataset = runner.test_dataloader.dataset
     require_same_classes(content, source, getattr(dataset, 'metainfo', {}).get('classes'))
-    model = bare_model(runner.model)
-    if file is not None:
-        parts = getattr(dataset, 'datasets', [dataset])
-        run_file(model, [part.pipeline.transforms for part in parts], file, amp)
-    elif amp:
-        autocast_backbone(model)
-    if cuda_graph:
-        replay_cuda_graph(model.get_submodule('backbone'))
+    runner.register_hook(test)
     runner.test_evaluator.metrics += metrics
     return runner.test()
+
+
+class _Test(Hook):
+    """Tests another model, made of the runner's once that has its weights."""
+
+    def __init__(self, amp: bool, cuda_graph: bool) -> None:
+        self.dtype = half_type() if amp else None
+        self.cuda_graph = cuda_graph
+
+    def configure(self, cfg: Config) -> None:
+        """Changes the config before anything is built."""
+
+    def prepared(self, model: nn.Module) -> nn.Module:
+        """The model to test."""
+        return prepare(model, 'backbone', self.dtype, self.cuda_graph)
+
+    def before_test(self, runner: Runner) -> None:
+        """Replaces the model inside of its wrappers."""
+        parent, model = runner, runner.model
+        while is_wrapped(model):
+            parent, model = model, model.module
+        setattr(parent, 'model' if parent is runner else 'module', self.prepared(model))
+
+
+class _AugmentedTest(_Test):
+    """Merges the predictions for versions of an image."""
+
+    def configure(self, cfg: Config) -> None:
+        enable_tta(cfg)
+
+
+class _TestOfFile(_Test):
+    """Tests the model that an exported file makes of the runner's."""
+
+    def __init__(self, path: str | os.PathLike[str], amp: bool) -> None:
+        self.path, self.amp = path, amp
+
+    def configure(self, cfg: Config) -> None:
+        sets = [d.config for d in datasets_of(cfg) if d.split == 'test' and not d.metric]
+        self.file = open_for(cfg, self.path, [data['pipeline'] for data in sets], self.amp)
+
+    def prepared(self, model: nn.Module) -> nn.Module:
+        return FileModel(model, self.file)
 
 
 def enable_tta(cfg: Config) -> None:

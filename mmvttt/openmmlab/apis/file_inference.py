@@ -5,71 +5,86 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
+from mmengine.config import Config
+from mmengine.model import BaseModel
 from mmengine.structures import InstanceData, PixelData
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmvttt.deploy.runtime import PREPARATION, ExportedFile, open_exported
 from mmvttt.errors import UsageError
 
+from ..registry import TRANSFORMS, type_name
 from ..reliability.fit import numbers
 
 
-def run_file(
-    model: nn.Module,
-    pipelines: Iterable[list[Any]],
-    path: str | os.PathLike[str],
-    amp: bool = False,
-) -> None:
-    """Makes a model of mmdet, mmsegmentation or mmpretrain predict by an `.onnx` or `.xml`.
+class FileModel(BaseModel):
+    """A model of mmdet, mmsegmentation or mmpretrain whose predictions an exported file makes.
 
-    For a file of one size, `Resize` among the transforms of the pipelines is replaced: the image is
-    resized to fit into it, and filled with zeros at the right and below. With `amp` OpenVINO
-    computes in bf16. A UsageError says that the file or, later, an image does not fit.
+    Args:
+        model: Prepares the images and makes its predictions of the file's outputs; stays as it is.
+        file: An `.onnx` or `.xml` of `tools/export.py`.
+
+    Raises:
+        UsageError: The file, or at a call an image, does not fit the model.
+    """
+
+    def __init__(self, model: Any, file: ExportedFile) -> None:
+        super().__init__(data_preprocessor=model.data_preprocessor)
+        require_same_preparation(file, model.data_preprocessor)
+        self.model, self.file = model, file
+        self.dataset_meta = getattr(model, 'dataset_meta', None)
+        self.boxes = any(hasattr(model, f'{kind}_head') for kind in ('bbox', 'roi', 'panoptic'))
+        if self.boxes and file.names[0] != 'dets':
+            raise UsageError(
+                f'{file.path!r} ends at the maps of the neck: write it with '
+                'tools/export.py --predictions'
+            )
+
+    def forward(self, inputs: Tensor, data_samples: Sequence[Any], mode: str = 'predict') -> Any:
+        """Predictions for prepared images."""
+        if not self.boxes and not hasattr(self.model, 'decode_head'):
+            return self.model.head._get_predictions(self.file(inputs)[0], data_samples)
+        predict = _detections if self.boxes else _segments
+        return [
+            predict(self.model, self.file(self._fitted(image, sample)), sample)
+            for image, sample in zip(inputs.split(1), data_samples, strict=True)
+        ]
+
+    def _fitted(self, image: Tensor, sample: Any) -> Tensor:
+        """An image without the preprocessor's padding, filled up to the size of the file."""
+        size, (height, width) = self.file.size, sample.img_shape[:2]
+        sample.set_metainfo(dict(img_padding_size=[0] * 4, padding_size=[0] * 4))
+        image = image[:, :, :height, :width]
+        if size is None:
+            return image
+        if height > size[0] or width > size[1]:
+            raise UsageError(
+                f'{self.file.path!r} takes images of {size[0]}×{size[1]}, and the pipeline makes '
+                f'one of {height}×{width}: it needs the step Resize, which is fitted to the file'
+            )
+        return F.pad(image, (0, size[1] - width, 0, size[0] - height))
+
+
+def open_for(
+    cfg: Config, path: str | os.PathLike[str], pipelines: Iterable[list], amp: bool = False
+) -> ExportedFile:
+    """Opens a file that predicts for a config, and fits the config's test pipelines to its size.
+
+    Each `Resize` becomes `ResizeInto`. With `amp` OpenVINO computes in bf16.
     """
     file = open_exported(path, 'bfloat16' if amp else 'float32')
-    require_same_preparation(file, model.data_preprocessor)
-    if hasattr(model, 'decode_head'):
-        predict = _segments
-    elif any(hasattr(model, f'{kind}_head') for kind in ('bbox', 'roi', 'panoptic')):
-        predict = _detections
-    else:
-        model.extract_feat = file.forward
-        model.head.forward = itemgetter(0)
-        return
-    if predict is _detections and file.names[0] != 'dets':
-        raise UsageError(
-            f'{file.path!r} ends at the maps of the neck: write it with '
-            'tools/export.py --predictions'
-        )
-
-    def fitted(inputs: Tensor, samples: Sequence[Any], **_: Any) -> list[Any]:
-        results = []
-        for image, sample in zip(inputs.split(1), samples, strict=True):
-            height, width = sample.img_shape[:2]
-            if file.size is not None and (height > file.size[0] or width > file.size[1]):
-                raise UsageError(
-                    f'{file.path!r} takes images of {file.size[0]}×{file.size[1]}, and the '
-                    f'pipeline makes one of {height}×{width}: it needs the step Resize, which is '
-                    'fitted to the file'
-                )
-            image = image[:, :, :height, :width]
-            if file.size is not None:
-                image = F.pad(image, (0, file.size[1] - width, 0, file.size[0] - height))
-            # The padding of the preprocessor is cut off above.
-            sample.set_metainfo(dict(img_padding_size=[0] * 4, padding_size=[0] * 4))
-            results.append(predict(model, file(image), sample))
-        return results
-
-    model.predict = fitted
-    for transforms in pipelines if file.size is not None else ():
-        for i, step in enumerate(transforms):
-            if type(step).__name__ == 'Resize':
-                transforms[i] = _Fit(step, file.size)
+    for pipeline in pipelines if file.size is not None else ():
+        for i, step in enumerate(pipeline):
+            name = type_name(step['type'])
+            if name.rpartition('.')[2] == 'Resize':
+                scoped = name if '.' in name else f'{cfg.default_scope}.{name}'
+                resize = dict(step, type=scoped)
+                pipeline[i] = dict(type='mmvttt.ResizeInto', resize=resize, size=file.size)
+    return file
 
 
 def require_same_preparation(file: ExportedFile, preprocessor: Any) -> None:
@@ -97,21 +112,22 @@ def require_same_preparation(file: ExportedFile, preprocessor: Any) -> None:
             )
 
 
-class _Fit:
-    """A pipeline's `Resize` to the largest size of the same ratio inside `size`."""
+@TRANSFORMS.register_module()
+class ResizeInto:
+    """A pipeline's `Resize` to the largest size of the image's ratio inside (height, width)."""
 
-    def __init__(self, resize: Any, size: tuple[int, int]) -> None:
+    def __init__(self, resize: dict[str, Any], size: Sequence[int]) -> None:
         self.resize, self.size = resize, size
 
     def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
         sides = results['img'].shape[:2]
         factor = min(np.divide(self.size, sides))
         height, width = (max(1, int(side * factor + 0.5)) for side in sides)
-        self.resize.scale, self.resize.keep_ratio = (width, height), False
-        return self.resize(results)
+        resize = dict(self.resize, scale=(width, height), keep_ratio=False)
+        return TRANSFORMS.build(resize)(results)
 
 
-def _detections(model: nn.Module, outputs: list[Tensor], sample: Any) -> Any:
+def _detections(model: Any, outputs: list[Tensor], sample: Any) -> Any:
     dets, labels, *masks = outputs
     height, width = sample.img_shape[:2]
     limits = dets.new_tensor([width, height, width, height])
@@ -126,7 +142,7 @@ def _detections(model: nn.Module, outputs: list[Tensor], sample: Any) -> Any:
     return sample
 
 
-def _segments(model: nn.Module, outputs: list[Tensor], sample: Any) -> Any:
+def _segments(model: Any, outputs: list[Tensor], sample: Any) -> Any:
     height, width = sample.img_shape[:2]
     maps = outputs[0][..., :height, :width]
     if len(outputs) == 1:

@@ -133,7 +133,7 @@ def generate(
         )
     batches = torch.arange(count).split(batch_size)
     device = next(model.parameters()).device
-    bar = dict(console=Console(stderr=True), disable=not is_main_process())
+    bar: dict[str, Any] = dict(console=Console(stderr=True), disable=not is_main_process())
     images = []
     for indices in track(batches[get_rank() :: get_world_size()], 'drawing', **bar):
         condition, null = (

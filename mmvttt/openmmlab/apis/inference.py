@@ -20,16 +20,17 @@ from mmvttt.arguments import check_part
 from mmvttt.checkpoints.load import adapted, require_whole
 from mmvttt.checkpoints.read import named_tensors, read_content
 from mmvttt.checkpoints.sources import without_password
+from mmvttt.deploy.prepare import prepare
 from mmvttt.errors import UsageError
 from mmvttt.named_model import image_channels
 from mmvttt.pictures import open_picture
 
-from ..engine.amp import autocast_backbone
+from ..engine.amp import half_type
 from ..models.diffusion_model import refuse_diffusion
 from ..registry import type_name
 from ..reliability.data.dataset_config import datasets_of
 from ..reliability.settings import warn_of_other_preparation
-from .file_inference import run_file
+from .file_inference import FileModel, open_for
 from .prediction import Prediction
 
 # A file, an image of Pillow, or pixels (H, W, channels) or (H, W), uint8, RGB.
@@ -47,7 +48,7 @@ def open_model(
     """Opens a trained model of mmdet, mmsegmentation or mmpretrain.
 
     With `amp` its backbone runs in mixed precision. `file` is an `.onnx` or `.xml` of
-    `tools/export.py` that predicts in place of the model, see `run_file`.
+    `tools/export.py` that predicts in place of the model, see `FileModel`.
 
     Raises:
         UsageError: The config is of another toolbox or has no model, or the file cannot be used.
@@ -75,11 +76,13 @@ def open_model(
     meta = content.get('meta') if isinstance(content, Mapping) else None
     saved = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
     dataset = {**_dataset_meta(tests[0].config), **(saved if isinstance(saved, Mapping) else {})}
-    predictor = Predictor(model, scope, tests[0].config.get('pipeline') or (), dataset)
-    if file is not None:
-        run_file(model, [predictor.pipeline.transforms], file, amp)
+    pipeline = copy.deepcopy(list(tests[0].config.get('pipeline') or ()))
+    exported = None if file is None else open_for(config, file, [pipeline], amp)
+    predictor = Predictor(model, scope, pipeline, dataset)
+    if exported is not None:
+        predictor.model = FileModel(model, exported)
     elif amp:
-        autocast_backbone(model)
+        predictor.model = prepare(model, 'backbone', half_type())
     return predictor
 
 

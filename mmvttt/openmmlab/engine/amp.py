@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from mmengine import optim
-from torch import Tensor, nn
-
-from mmvttt.errors import UsageError
 
 from ..registry import OPTIM_WRAPPERS
 
@@ -38,30 +34,3 @@ def half_type() -> str:
     gpu = torch.cuda.is_available()
     bf16 = not gpu or torch.cuda.is_bf16_supported(including_emulation=False)
     return 'bfloat16' if bf16 else 'float16'
-
-
-def autocast_backbone(model: nn.Module) -> None:
-    """Runs a model's backbone in mixed precision, in place; its maps are fp32 again.
-
-    Neck and heads stay in fp32: rounding hurts boxes and suppression, which are cheap. For
-    evaluation only: linear layers keep rounded weights, which autocast would make at every call.
-
-    Raises:
-        UsageError: The model has no backbone.
-    """
-    backbone = getattr(model, 'backbone', None)
-    if backbone is None:
-        raise UsageError(f'--amp: {type(model).__name__} has no backbone; leave --amp out')
-    dtype = getattr(torch, half_type())
-    forward = backbone.forward
-    for module in backbone.modules():
-        if type(module) is nn.Linear:
-            module.to(dtype)
-
-    @functools.wraps(forward)
-    def forward_in_half(x: Tensor) -> tuple[Tensor, ...]:
-        with torch.autocast(x.device.type, dtype):
-            maps = forward(x)
-        return tuple(y.float() for y in maps)
-
-    backbone.forward = forward_in_half

@@ -5,6 +5,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mmvttt.arguments import check_config
-from mmvttt.deploy.compile import BLOCKS, blocks_of, compile_blocks
+from mmvttt.deploy.compile import blocks_of, compile_blocks, compiling
 from mmvttt.errors import first_line
 from mmvttt.openmmlab.registry import HOOKS
 
@@ -54,7 +55,7 @@ class CompileHook(Hook):
     Without a compiler the training runs eagerly, and the log says so.
 
     Args:
-        names: Suffixes of block class names, see `compile_blocks`.
+        blocks: Names of the classes of blocks, see `compile_blocks`.
         options: Options of `compile_blocks` and `torch.compile`, e.g. `dict(dynamic=False,
             whole=True)` if all images have the same size: a graph of each `backbone`.
         required: Whether a model without such blocks is an error.
@@ -65,16 +66,17 @@ class CompileHook(Hook):
 
     def __init__(
         self,
-        names: Sequence[str] = BLOCKS,
+        blocks: Sequence[str] | None = None,
         options: Mapping | None = None,
         required: bool = True,
     ) -> None:
         if options is not None:
             check_config('options', options, 'dict(dynamic=False)')
-        self.names = names
+        self.blocks = blocks
         self.options = dict(options or {})
         self.required = required
         self._compiled: dict[nn.Module, Any] = {}
+        self._settings = ExitStack()
         # When the first step with compiled blocks began; None before it and after it.
         self._start: float | None = None
 
@@ -85,20 +87,25 @@ class CompileHook(Hook):
         ):
             runner.logger.warning(f'torch.compile: no, the blocks run eagerly: {reason}')
             return
-        if not self.required and not blocks_of(runner.model, self.names):
+        if not self.required and not blocks_of(runner.model, self.blocks):
             runner.logger.info('torch.compile: the model has no blocks to compile')
             return
-        whole = [m for m in _backbones_of(runner.model) if blocks_of(m, self.names)]
+        whole = [m for m in _backbones_of(runner.model) if blocks_of(m, self.blocks)]
         options = self.options | {'whole': bool(whole) and self.options.get('whole', False)}
         models = whole if options['whole'] else [runner.model]
-        compiled = [m for x in models for m in compile_blocks(x, self.names, **options)]
+        compiled = [m for x in models for m in compile_blocks(x, self.blocks, **options)]
         counts = Counter(type(module).__name__ for module in compiled)
         parts = ', '.join(f'{count} × {name}' for name, count in counts.items())
         runner.logger.info(
             f'torch.compile: {parts}, each kind when it first runs; the first steps take longer. '
             'tools/train.py --no-compile, or compile_blocks = False in the config, switches it off'
         )
+        self._settings.enter_context(compiling())
         self._start = time.monotonic()
+
+    def after_run(self, runner: Runner) -> None:
+        """Puts torch's settings back."""
+        self._settings.close()
 
     def before_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
         if self._start is not None:
