@@ -40,7 +40,7 @@ def test_the_backbone_computes_in_half_precision_as_under_autocast() -> None:
         with torch.inference_mode():
             assert torch.equal(one.backbone(x)[0], half)
     short = copy.deepcopy(other)
-    short.backbone.network.blocks = short.backbone.network.blocks[:1]
+    short.backbone.network.norm = nn.Identity()
     with torch.no_grad():
         assert not torch.equal(short.backbone(x)[0], half)
         assert torch.equal(other.backbone(x)[0], half)
