@@ -34,7 +34,7 @@ class ExportedFile(nn.Module):
         size: (height, width) of the images, or None if free.
         notes: Metadata, which `export_module` has written.
 
-    Threads may share one.
+    Threads may share one, and a copy opens the file again.
     """
 
     runtime: str
@@ -55,6 +55,9 @@ class ExportedFile(nn.Module):
         height, width = self.shape[2:]
         free = isinstance(height, str) or isinstance(width, str)
         self.size = None if free else (height, width)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.path,)
 
     def _open(self) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
         """Opens the file; returns the names of its outputs and the shape of its images."""
@@ -125,6 +128,9 @@ class OpenVINOFile(ExportedFile):
             )
         self.precision, self.images = precision, images
         super().__init__(path)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.path, self.precision, self.images)
 
     def _open(self) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
         require_openvino()

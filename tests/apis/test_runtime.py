@@ -1,7 +1,9 @@
 """Exported files as modules: their shapes, and their time compared with a model's."""
 
+import copy
 import csv
 import importlib
+import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -171,6 +173,8 @@ def test_threads_share_a_file(tmp_path: Path) -> None:
         with ThreadPoolExecutor(4) as pool:
             for image, outputs in zip(images, pool.map(run, images), strict=True):
                 assert all(torch.equal(output, 2 * image) for output in outputs)
+        for copied in (copy.copy(file), copy.deepcopy(file), pickle.loads(pickle.dumps(file))):
+            assert torch.equal(copied(images[3])[0], 2 * images[3])
 
 
 def test_a_graph_with_the_weights_of_another(

@@ -1,5 +1,6 @@
 """Shipped weights in OpenMMLab: `mmvttt://NAME` in configs and loaders."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
@@ -81,3 +82,17 @@ def test_pedestrians_are_found_by_name(tmp_path: Path) -> None:
     assert list(first.classes) == ['person']
     assert first.masks.shape == (len(first.boxes), 150, 200)
     assert first.lines == second.lines
+
+
+def test_threads_load_and_draw() -> None:
+    """Models of two toolboxes; each picture is of its own photograph."""
+    levels = range(20, 180, 40)
+    photographs = [np.full((60 + level, 90, 3), level, np.uint8) for level in levels]
+    with ThreadPoolExecutor(4) as pool:
+        names = ['pedestrians', NAME] * 2
+        models = list(pool.map(lambda name: mmvttt.load(name, device='cpu'), names))
+        predictions = [model.predict(photographs, score_thr=0) for model in models[:2]]
+        for shown in predictions:
+            expected = [one.draw() for one in shown]
+            for i, picture in enumerate(pool.map(lambda one: one.draw(), shown * 4)):
+                assert np.array_equal(picture, expected[i % len(levels)])

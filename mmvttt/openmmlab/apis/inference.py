@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ from ..reliability.settings import warn_of_other_preparation
 from .file_inference import FileModel, open_for
 from .prediction import Prediction
 
+# mmengine's default scope, by which types are found, is the process's.
+_BUILDING = threading.Lock()
 # A file, an image of Pillow, or pixels (H, W, channels) or (H, W), uint8, RGB.
 Photo = str | os.PathLike[str] | Image.Image | np.ndarray
 _SCOPES = ('mmdet', 'mmseg', 'mmpretrain')
@@ -65,11 +68,12 @@ def open_model(
     content = read_content(source)
     weights = named_tensors(content, source)
     warn_of_other_preparation(content, source, config)
-    init_default_scope(scope)
     model_config = copy.deepcopy(config.model)
     if (preprocessor := config.get('data_preprocessor')) is not None:
         model_config.setdefault('data_preprocessor', preprocessor)
-    model = MODELS.build(model_config)
+    with _BUILDING:
+        init_default_scope(scope)
+        model = MODELS.build(model_config)
     require_whole(model, weights, source)
     model.load_state_dict(adapted(model, weights), strict=False)
     model = revert_sync_batchnorm(model).to(device).eval()
@@ -78,7 +82,9 @@ def open_model(
     dataset = {**_dataset_meta(tests[0].config), **(saved if isinstance(saved, Mapping) else {})}
     pipeline = copy.deepcopy(list(tests[0].config.get('pipeline') or ()))
     exported = None if file is None else open_for(config, file, [pipeline], amp)
-    predictor = Predictor(model, scope, pipeline, dataset)
+    with _BUILDING:
+        init_default_scope(scope)
+        predictor = Predictor(model, scope, pipeline, dataset)
     if exported is not None:
         predictor.model = FileModel(model, exported)
     elif amp:
