@@ -6,11 +6,12 @@ STACK ?= openmmlab
 TOOLBOXES_openmmlab := lite,det,seg,pretrain
 TOOLBOXES_onedl := onedl-det,onedl-seg,onedl-pretrain
 TOOLBOXES := $(or $(TOOLBOXES_$(STACK)),$(error STACK=$(STACK): there are openmmlab and onedl))
-EXTRAS := $(TOOLBOXES),cpu,demo,export,gen,test
+EXTRAS := $(TOOLBOXES),cpu,demo,openvino,gen,test
 VENV := .venv$(if $(filter onedl,$(STACK)),-onedl)
 BIN := $(VENV)/bin
-# The library alone, from its wheel.
+# The library alone, from its wheel, and the tests of it.
 LIBRARY := build/library
+TESTS ?= kernels models generation checkpoints convert deploy test_library.py
 # Where to take torch and torchvision from, for the builds that PyTorch's own index alone has (CPU).
 TORCH_INDEX ?=
 # Bytecode of all files is a third of the time of an installation: Python makes it of what is imported.
@@ -20,10 +21,14 @@ DEMO_DIR := work_dirs/demo
 # The demo's products are small: more threads than a few wait for each other.
 export OMP_NUM_THREADS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 
-.PHONY: help setup demo test test-library stress lint format docs dist gpu clean
+QUICK := $(addprefix tests/,models/test_contract.py models/test_mixer_contract.py models/test_layers.py \
+	kernels/test_ops.py kernels/test_backend.py numbers/test_mixers.py examples)
+
+.PHONY: help setup demo quick test test-library stress lint format docs dist gpu clean
 
 help:
 	@echo "make demo    set up, train Mask R-CNN with Vittt on the built-in data, show AP and pictures"
+	@echo "make quick   the tests of models and ops, in two minutes"
 	@echo "make test    set up, lint, run the tests"
 	@echo "make test-library   the tests of the library from a wheel, without any OpenMMLab"
 	@echo "             setup, demo, test and stress take STACK=onedl: the maintained forks of OpenMMLab"
@@ -58,22 +63,30 @@ demo: setup
 		data/mmvttt_digits/val/00000[0-7].png --out $(DEMO_DIR)/predictions
 	cat $(DEMO_DIR)/*/vis_data/scalars.json | grep coco/bbox_mAP | tail -n 1
 
+# What a change to a model or an op needs while it is made.
+quick: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not stress" -n auto --maxprocesses 8 --dist loadfile -q \
+		$(QUICK)
+
 # One process a core, each with one thread: nothing here is large enough for two.
 test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not stress" -n auto --maxprocesses 8 --dist loadfile \
 		--durations 15 --durations-min 5
 
 # What the library alone has to do, in a fresh environment: its wheel, torch, timm and diffusers, and
-# transformers, which the other environments cannot have. The line of `pip list` is the promise: no
-# OpenMMLab, no OpenCV.
+# transformers, which the other environments cannot have. The line of `pip list` is the
+# promise: no OpenMMLab, no OpenCV.
 test-library:
 	rm -rf $(LIBRARY) && $(PYTHON) -m venv $(LIBRARY)
 	test -z "$(TORCH_INDEX)" || $(LIBRARY)/bin/python -m pip install --quiet 'torch>=2.11,<2.16' torchvision --index-url '$(TORCH_INDEX)'
 	$(LIBRARY)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(LIBRARY)/dist .
-	$(LIBRARY)/bin/python -m pip install --quiet --no-compile "$$(echo $(LIBRARY)/dist/mmvttt-*.whl)[sd3,test]"
+	# uv links what the other environment has; without it, pip.
+	wheel="$$(echo $(LIBRARY)/dist/mmvttt-*.whl)[sd3,test]"; \
+		$(BIN)/uv pip install --quiet --python $(LIBRARY)/bin/python "$$wheel" || \
+		$(LIBRARY)/bin/python -m pip install --quiet --no-compile "$$wheel"
 	! $(LIBRARY)/bin/python -m pip list | grep -iE '^(onedl-)?mm(engine|cv|det|seg|pretrain)|opencv'
 	cd tests && OMP_NUM_THREADS=1 ../$(LIBRARY)/bin/python -m pytest -m "not stress" -n auto \
-		--maxprocesses 8 --dist loadfile kernels models generation checkpoints convert test_library.py
+		--maxprocesses 8 --dist loadfile $(TESTS)
 
 stress: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m stress -n auto --maxprocesses 8 --dist loadfile

@@ -176,3 +176,13 @@ def test_two_networks_want_a_key(tmp_path: Path) -> None:
     torch.save(names, tmp_path / 'b.pth')
     with pytest.raises(CheckpointMismatchError, match=r"'a\.' and 'b\.': choose one"):
         load_pretrained(target, tmp_path / 'b.pth')
+
+
+def test_quantised_weights_are_no_weights(tmp_path: Path) -> None:
+    model = net()
+    weights = {name: value.char() for name, value in model.state_dict().items() if value.dim() == 2}
+    before = model[0].weight.clone()
+    torch.save(weights, tmp_path / 'a.pth')
+    with pytest.raises(CheckpointMismatchError):
+        load_pretrained(model, tmp_path / 'a.pth')
+    assert torch.equal(model[0].weight, before)

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.models.backbones.vittt import CLASS_TOKENS, DESIGN_ROUTE, POOLING, Vittt, VitttBlock
 from mmvttt.models.layers import TTTLinearMixer
+from ttt_kernels import ttt_linear
 
 from .building import build as build_model
 
@@ -258,3 +259,35 @@ def test_weights_of_another_patch_size_see_the_enlarged_image() -> None:
     torch.testing.assert_close(
         model.patch_embed(large), source.patch_embed(patch), rtol=0, atol=1e-5
     )
+
+
+def test_the_middle_token_and_what_is_read_at_its_place() -> None:
+    model = reduced(cls_mode='middle', out_type='avg_featmap').eval()
+    x, extras = model.insert_tokens(torch.randn(2, 7, 64))
+    assert torch.equal(x[:, 3], model.cls_token.expand(2, -1, -1)[:, 0])
+    assert extras['patches'].tolist() == [0, 1, 2, 4, 5, 6, 7]
+    assert torch.equal(model.to_output(x, (1, 7), **extras), x[:, 3])
+
+
+def test_views_and_steps_of_a_mixer() -> None:
+    """Queries, keys and values are the projection's in this order; η = σ(…) / d of a head."""
+    mixer = TTTLinearMixer(32, 2, directions=['forward'], share_qk=False, conv_kernel=0)
+    x = torch.randn(1, 5, 32)
+    views = F.linear(x, mixer.in_proj.weight[:96]).unflatten(-1, (3, 1, 2, 16)).unbind(2)
+    *actual, eta, _ = mixer.project(x)
+    for view, expected in zip(actual, views, strict=True):
+        torch.testing.assert_close(view, expected)
+    assert 0 < eta.max() < 1 / 16
+    assert eta.mean() > 0.5 * 0.1 / 16
+
+
+def test_the_epsilon_of_the_inner_norm() -> None:
+    """x + LN(W₀x) where the variance of W₀x is ε, 1e-6: half of the norm's usual size."""
+    x = torch.tensor([1.0, -1.0]).expand(1, 1, 1, 1, 2)
+    out = ttt_linear(
+        *(x, x, x, torch.zeros(1, 1, 1, 1), 1e-3 * torch.eye(2)[None, None]),
+        *(torch.zeros(1, 1, 2), torch.ones(1, 1, 2), torch.zeros(1, 1, 2), None),
+        directions=('forward',),
+        mini_batch_size=1,
+    )
+    torch.testing.assert_close(out, (1 + 0.5**0.5) * x)

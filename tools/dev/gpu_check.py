@@ -30,7 +30,10 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 # Files with the tests of a part, and seconds that they may take.
 TESTS = {
-    'models': (('tests/numbers/test_models.py', 'tests/models/test_*.py'), 150),
+    'models': (
+        ('tests/numbers/test_models.py', 'tests/models/test_*.py', 'tests/deploy/test_*.py'),
+        150,
+    ),
     'ops': (('tests/kernels/test_*.py', 'tests/numbers/test_ops.py'), 220),
 }
 # Processes that test side by side.

@@ -1,4 +1,4 @@
-"""Exported files as modules: their shapes, and their time compared with a model's."""
+"""Exported files as modules: their shapes, their time beside a model's, threads and copies."""
 
 import copy
 import csv
@@ -8,11 +8,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
-import cv2
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -24,7 +22,6 @@ from mmvttt.deploy.runtime import (
     open_exported,
 )
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.apis.file_inference import require_same_preparation
 
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
@@ -110,52 +107,6 @@ def test_benchmark_times_files_beside_a_model(tools: Any, tmp_path: Path) -> Non
     assert 'for inference' in tools.error('benchmark.py', *line, '--train', status=2)
 
 
-def cat_file(path: Path, *sides: int | str) -> Path:
-    """A file of ONNX with logits that say "cat", whatever the image."""
-    helper, axes = onnx.helper, np.array([1, 2, 3])
-    image = helper.make_tensor_value_info('image', onnx.TensorProto.FLOAT, ('batch', 3, *sides))
-    logits = helper.make_tensor_value_info('logits', onnx.TensorProto.FLOAT, ('batch', 10))
-    constants = {'axes': axes, 'one': axes[:1], 'zero': np.float32([0]), 'cat': np.eye(10)[3] * 5}
-    constants['cat'] = constants['cat'].astype(np.float32)
-    nodes = [
-        helper.make_node('ReduceMean', ['image', 'axes'], ['mean'], keepdims=0),
-        helper.make_node('Mul', ['mean', 'zero'], ['none']),
-        helper.make_node('Unsqueeze', ['none', 'one'], ['column']),
-        helper.make_node('Add', ['column', 'cat'], ['logits']),
-    ]
-    values = [onnx.numpy_helper.from_array(x, name) for name, x in constants.items()]
-    graph = helper.make_graph(nodes, 'cat', [image], [logits], values)
-    opset = helper.make_opsetid('', 18)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
-    return path
-
-
-def test_image_demo_by_a_file(tools: Any, tmp_path: Path) -> None:
-    cv2.imwrite(str(tmp_path / 'grey.png'), np.full((40, 50, 3), 128, np.uint8))
-    line = ('cifar10_vittt_nano', 'mmvttt://cifar10_vittt_nano', tmp_path / 'grey.png')
-    file = cat_file(tmp_path / 'cat.onnx', 'height', 'width')
-    out = tools('image_demo.py', *line, '--onnx', file, '--out', tmp_path / 'out')
-    # e⁵ / (e⁵ + 9)
-    assert 'cat 0.943; ' in out
-    assert (tmp_path / 'out' / 'grey.png').stat().st_size
-
-
-def test_a_file_is_evaluated(tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv('MMVTTT_DATA', str(tmp_path))
-    # Class 3 is "cat": 2 of 11 images.
-    for number, label in enumerate((3, *range(10))):
-        folder = tmp_path / 'cifar10' / 'test' / f'class{label}'
-        folder.mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(folder / f'{number}.png'), np.full((32, 32, 3), 20 * number, np.uint8))
-    file = cat_file(tmp_path / 'cat.onnx', 'height', 'width')
-    line = ('cifar10_vittt_nano', 'mmvttt://cifar10_vittt_nano', '--work-dir', tmp_path / 'run')
-    out = tools('test.py', *line, '--onnx', file)
-    assert 'accuracy/top1: 18.1818' in out
-    assert 'leave out --tta' in tools.error('test.py', *line, '--onnx', file, '--tta')
-    said = tools.error('test.py', *line, '--onnx', file, '--amp')
-    assert 'not in bfloat16: leave out --amp' in said
-
-
 def test_threads_share_a_file(tmp_path: Path) -> None:
     files: list[ExportedFile] = [
         OnnxFile(written(tmp_path / 'a.onnx', 'batch', 3, 'height', 'width'))
@@ -186,25 +137,3 @@ def test_a_graph_with_the_weights_of_another(
     (tmp_path / 'a.xml').write_text(note)
     with pytest.raises(UsageError, match='of two exports'):
         OpenVINOFile(tmp_path / 'a.xml')
-
-
-@pytest.mark.parametrize(
-    ('notes', 'words'),
-    [
-        (dict(mean='[1, 2, 3]', std='[4, 5, 6]', bgr_to_rgb='true'), None),
-        (dict(mean='[0, 2, 3]', std='[4, 5, 6]', bgr_to_rgb='true'), 'mean='),
-        (dict(mean='[1, 2, 3]', std='[4, 5, 1]', to_rgb='true'), 'std='),
-        (dict(mean='[1, 2, 3]', std='[4, 5, 6]', bgr_to_rgb='false'), 'RGB=False'),
-        (dict(mean='null', std='null'), r'mean=\[\]'),
-        (dict(), None),
-    ],
-)
-def test_a_file_is_for_the_images_of_its_export(notes: dict, words: str | None) -> None:
-    file: Any = SimpleNamespace(path='a.onnx', notes=notes)
-    mean, std = (torch.tensor(x)[:, None, None] for x in ((1.0, 2, 3), (4.0, 5, 6)))
-    preprocessor = SimpleNamespace(mean=mean, std=std, _channel_conversion=True)
-    if words is None:
-        require_same_preparation(file, preprocessor)
-    else:
-        with pytest.raises(UsageError, match=words):
-            require_same_preparation(file, preprocessor)

@@ -1,0 +1,27 @@
+"""A file that replaces another is on the disk before it has its name, and its name after that."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from mmvttt.checkpoints.atomic_write import write_whole
+
+
+def test_content_then_name_then_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    replace, fsync = os.replace, os.fsync
+
+    def flushed(file: int) -> None:
+        order.append('folder' if stat.S_ISDIR(os.fstat(file).st_mode) else 'content')
+        fsync(file)
+
+    def renamed(*paths: Path) -> None:
+        order.append('name')
+        replace(*paths)
+
+    monkeypatch.setattr(os, 'fsync', flushed)
+    monkeypatch.setattr(os, 'replace', renamed)
+    write_whole(tmp_path / 'a', b'1')
+    assert order == ['content', 'name', 'folder']
