@@ -254,9 +254,9 @@ def gpu(monkeypatch, tmp_path):
     return code
 
 
-def reason():
+def reason(images=1):
     record = _op.OPS['causal_conv']
-    tensors = [torch.zeros(1, 5, 1, 4, dtype=BF16)] * 4
+    tensors = [torch.zeros(images, 5, 1, 4, dtype=BF16)] * 4
     return _check.reason(record, None, record.arguments(*tensors))
 
 
@@ -357,9 +357,10 @@ def test_ranks_of_a_node_wait_for_one(gpu, monkeypatch):
     assert ask.call_count == 1
 
 
-def test_a_variable_leaves_checks_out(gpu, monkeypatch):
-    monkeypatch.setenv(_check.VARIABLE, '0')
+def test_a_variable_leaves_checks_out_and_so_does_an_empty_batch(gpu, monkeypatch):
     monkeypatch.setattr(_check, 'ask', None)
+    assert reason(images=0) is None
+    monkeypatch.setenv(_check.VARIABLE, '0')
     assert reason() is None
 
 
