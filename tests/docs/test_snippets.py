@@ -132,10 +132,3 @@ def test_the_reference_names_what_exists() -> None:
     for page in (ROOT / 'docs/reference').glob('*.md'):
         for name in re.findall(r'^::: (\S+)', page.read_text(), re.MULTILINE):
             pkgutil.resolve_name(name)
-
-
-def test_every_tool_is_listed() -> None:
-    page = (ROOT / 'docs' / 'organisation.md').read_text()
-    tools = {p.name for s in ('*.py', '*.sh') for p in (ROOT / 'tools').glob(s)}
-    missing = {name for name in tools if not name.startswith('_') and f'`{name}`' not in page}
-    assert not missing, 'name them in docs/organisation.md, "The tools"'
