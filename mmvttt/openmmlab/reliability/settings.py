@@ -57,6 +57,7 @@ _FREE = (
 )  # fmt: skip
 
 # Settings that say how images reach a model; in a config for test-time augmentation it is a module.
+_INSIDE = re.compile(r'model\.(?:module\.)?data_preprocessor\.')
 _PREPARATION = re.compile(
     r'(?:model\.)?(?:module\.)?data_preprocessor\.'
     r'(?:(mean|std)\.\d+|(bgr_to_rgb|rgb_to_bgr|to_rgb))'
@@ -136,7 +137,9 @@ def warn_of_other_preparation(content: Any, source: str, cfg: Config) -> None:
 def _preparation(settings: Mapping[str, str]) -> dict[str, list[float]]:
     """Mean, deviation and channel order (1: reversed) of the images; an unset flag is False."""
     numbers: dict[str, list[float]] = {}
-    for key, text in settings.items():
+    # The preprocessor inside of a model counts, if it has one.
+    inside = {key: text for key, text in settings.items() if _INSIDE.match(str(key))}
+    for key, text in (inside or settings).items():
         if match := _PREPARATION.fullmatch(str(key)):
             with suppress(ValueError, SyntaxError, TypeError):
                 value = float(literal_eval(text))
