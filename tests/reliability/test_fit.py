@@ -1,6 +1,7 @@
 """A checkpoint of another training is refused before the first step, with the reason."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from mmvttt.errors import ResumeError
+from mmvttt.errors import ResumeError, UsageError
 from mmvttt.openmmlab.reliability import settings
 from mmvttt.openmmlab.reliability.settings import flatten, training_settings
 
@@ -153,3 +154,21 @@ def test_a_rate_for_another_batch(
     run('train', work_dir='b', auto_scale_lr=scaled, cfg_options=options)
     assert ('is meant for' in log()) == (words is not None)
     assert (words or '') in log()
+
+
+@pytest.mark.parametrize(
+    ('options', 'words'),
+    [
+        ({'param_scheduler.end': 16}, r'16 of the 32 steps are warm-up.*end to .* 1,'),
+        ({'param_scheduler.end': 15}, None),
+        ({'optim_wrapper.optimizer.lr': 5e-7}, r'random weights and a rate of 5\.0e-07'),
+        # A trial of the config.
+        ({'param_scheduler.end': 16, 'train_cfg.max_epochs': 2}, None),
+    ],
+)
+def test_a_training_that_cannot_learn_stops(
+    run: Callable, options: dict, words: str | None
+) -> None:
+    options = {'train_cfg.max_epochs': 8, **options}
+    with nullcontext() if words is None else pytest.raises(UsageError, match=words):
+        run('train', work_dir='b', cfg_options=options)

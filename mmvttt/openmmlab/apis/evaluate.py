@@ -7,6 +7,7 @@ from typing import Any
 
 from mmengine.config import Config, ConfigDict
 from mmengine.hooks import Hook
+from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import nn
 
@@ -155,10 +156,8 @@ def enable_tta(cfg: Config) -> None:
         if data.split == 'test' and not data.metric:
             config['pipeline'] = cfg.tta_pipeline
         elif data.split == 'test' and 'segm' in (config.get('metric') or ()):
-            raise UsageError(
-                '--tta merges boxes and no masks; measure only boxes, with --cfg-options '
-                f'{data.key}.metric=bbox'
-            )
+            config['metric'] = 'bbox'
+            print_log('--tta merges boxes and no masks: only boxes are measured', 'current')
     if cfg.get('data_preprocessor') is not None:
         cfg.model.setdefault('data_preprocessor', cfg.pop('data_preprocessor'))
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from mmengine.hooks import EMAHook, Hook
 from mmengine.optim import OptimWrapper
+from mmengine.optim.scheduler.param_scheduler import LinearParamScheduler
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
 from mmvttt.checkpoints.load import require_whole
 from mmvttt.checkpoints.match import compare, require_match
 from mmvttt.checkpoints.read import named_tensors
-from mmvttt.errors import ResumeError
+from mmvttt.errors import ResumeError, UsageError
 
 from ..unwrap import bare_model
 from .data.dataset_config import datasets_of
@@ -35,6 +36,8 @@ _COMPUTED: Mapping[str, Callable[[Any], Any]] = {
     VALIDATED: int,
     SHAPE: dict,
 }
+# Fewer steps try a config out; a lower rate does not change weights in a training.
+_TRIAL, _LEAST = 20, 1e-6
 _ADVICE = (
     'resume with the config that the checkpoint was made with, or start a new training from its '
     'weights: load_from=CHECKPOINT without --resume'
@@ -148,16 +151,48 @@ def require_weights(runner: Runner, content: Any, source: str, whole: bool = Fal
 
 
 class WarnAtStart(Hook):
-    """Warns of a learning rate and of weights that do not fit a training."""
+    """Warns of a learning rate and of weights that do not fit a training.
+
+    Raises a UsageError for a training that ends before it learns.
+    """
 
     def before_train(self, runner: Runner) -> None:
         """Logs the warnings."""
+        _require_learning(runner)
         random = warning_of_random_weights(runner.cfg, runner._load_from)
         for warning in (_of_another_batch(runner), random):
             if warning:
                 runner.logger.warning(warning)
         for warning in _of_other_images(runner):
             runner.logger.warning(warning)
+
+
+def _require_learning(runner: Runner) -> None:
+    """Raises a UsageError if half of the steps warm up, or random first layers hardly move."""
+    steps, schedules = runner.max_iters, runner.param_schedulers
+    for number, schedule in enumerate(schedules if isinstance(schedules, list) else ()):
+        warmup = getattr(schedule, 'warmup', 0)
+        if isinstance(schedule, LinearParamScheduler) and schedule.start_factor < 1:
+            warmup = schedule.end - schedule.begin
+            warmup *= len(runner.train_dataloader) if schedule.by_epoch else 1
+        if warmup * 2 >= steps >= _TRIAL:
+            raise UsageError(
+                f'{min(warmup, steps)} of the {steps} steps are warm-up, which learns little: '
+                f'set param_scheduler.{number}.end to a twentieth of the steps, {steps // 20}, or '
+                'train longer; `mmvttt finetune` writes configs for small sets'
+            )
+    if isinstance(runner.optim_wrapper, OptimWrapper) and _random(runner):
+        rates = [group['initial_lr'] for group in runner.optim_wrapper.param_groups]
+        if 0 < min(rates) < _LEAST:
+            raise UsageError(
+                f'the first layers have random weights and a rate of {min(rates):.1e}, at which '
+                'they never learn: start from weights (init_cfg of the backbone, load_from), or '
+                'set optim_wrapper.paramwise_cfg=None and a rate of 1e-4 or more'
+            )
+
+
+def _random(runner: Runner) -> bool:
+    return not runner._load_from and "'checkpoint': '" not in str(runner.cfg.model)
 
 
 def _of_another_batch(runner: Runner) -> str | None:
@@ -174,6 +209,11 @@ def _of_another_batch(runner: Runner) -> str | None:
     if images == fitting:
         return None
     rate = wrapper.optimizer.defaults['lr']
+    if _random(runner) and rate * images / base < 1e-5:
+        return (
+            f'the learning rate is meant for {fitting} images a step, this run has {images}, and '
+            'its weights are random: start from weights, as `mmvttt finetune` does'
+        )
     return (
         f'the learning rate {rate * fitting / base:.3g} is meant for {fitting} images a step, but '
         f'this run has {images}: without --auto-scale-lr, set '
