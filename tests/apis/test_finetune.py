@@ -1,11 +1,7 @@
-"""`mmvttt finetune`: what it writes and says, and what each kind of data learns from forty pictures."""
+"""`mmvttt finetune`: what it says and writes; what data of each kind learns from 40 pictures."""
 
-import json
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest

@@ -192,7 +192,7 @@ def _require_learning(runner: Runner) -> None:
 
 
 def _random(runner: Runner) -> bool:
-    return not runner._load_from and "'checkpoint': '" not in str(runner.cfg.model)
+    return not runner._load_from and not any(checkpoints_of(runner.cfg.model))
 
 
 def _of_another_batch(runner: Runner) -> str | None:
