@@ -1,6 +1,8 @@
 """`mmvttt finetune`: what it says and writes; what data of each kind learns from 40 pictures."""
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -55,23 +57,77 @@ def test_a_training_is_reported_and_resumed(colours: Path, tmp_path: Path) -> No
         mmvttt.finetune(colours, 'pedestrians', work_dir=tmp_path / 'other')
 
 
-def scenes(part: str, count: int, value: int | None = None) -> list[tuple[Path, np.ndarray]]:
-    """Pictures of CamVid with their labels, spread over it; with `value` those that show it."""
+def scenes(part: str) -> list[tuple[Path, np.ndarray]]:
+    """Pictures of CamVid with their labels."""
     folder = DATA / 'camvid'
     if not folder.is_dir():
         pytest.skip(f'{folder} is missing: set MMVTTT_DATA')
-    pairs = []
-    for path in sorted((folder / 'img_dir' / part).glob('*.jpg')):
-        labels = np.asarray(Image.open(folder / 'ann_dir' / part / f'{path.stem}.png'))
-        if value is None or largest(labels == value):
-            pairs.append((path, labels))
-    return [pairs[i] for i in np.linspace(0, len(pairs) - 1, count).round().astype(int)]
+    return [
+        (path, np.asarray(Image.open(folder / 'ann_dir' / part / f'{path.stem}.png')))
+        for path in sorted((folder / 'img_dir' / part).glob('*.jpg'))
+    ]
 
 
-def largest(mask: np.ndarray) -> int:
-    return max((int((mask == i).sum()) for i in instances(mask)), default=0)
+def instances(mask: np.ndarray) -> list[tuple[slice, slice]]:
+    """Where connected parts of 400 pixels or more are."""
+    numbers, _ = ndimage.label(mask, np.ones((3, 3)))
+    parts = enumerate(ndimage.find_objects(numbers), 1)
+    return [where for number, where in parts if (numbers[where] == number).sum() >= 400]
 
 
-def instances(mask: np.ndarray, least: int = 400) -> list[np.ndarray]:
-    numbers, count = ndimage.label(mask, np.ones((3, 3)))
-    return [m for m in (numbers == i + 1 for i in range(count)) if m.sum() >= least]
+def bicyclists(folder: Path, masks: bool) -> None:
+    """YOLO's boxes, or polygons around the boxes, of a class that no weights have seen."""
+    shown = [(path, where) for path, m in scenes('val') if (where := instances(m == BICYCLIST))]
+    for number, (path, objects) in enumerate(shown):
+        part = folder / ('valid' if number >= 36 else 'train')
+        for kind in ('images', 'labels'):
+            (part / kind).mkdir(parents=True, exist_ok=True)
+        (part / 'images' / path.name).symlink_to(path)
+        lines = []
+        for rows, columns in objects:
+            top, bottom, left, right = (
+                *(side / 360 for side in (rows.start, rows.stop)),
+                *(side / 480 for side in (columns.start, columns.stop)),
+            )
+            corners = left, top, right, top, right, bottom, left, bottom
+            box = (left + right) / 2, (top + bottom) / 2, right - left, bottom - top
+            lines.append(f'0 {" ".join(map(str, corners if masks else box))}\n')
+        (part / 'labels' / f'{path.stem}.txt').write_text(''.join(lines))
+    (folder / 'data.yaml').write_text('names: [bicyclist]')
+
+
+def patches(folder: Path) -> None:
+    """Patches of four classes, 40 of each to train."""
+    rng = np.random.default_rng(0)
+    for part, count in (('train', 40), ('val', 15)):
+        pairs = scenes(part)
+        for name, value in dict(building=1, road=3, tree=5, car=8).items():
+            (folder / part / name).mkdir(parents=True)
+            while len(list((folder / part / name).iterdir())) < count:
+                path, labels = pairs[rng.integers(len(pairs))]
+                y, x = rng.integers(360 - 48), rng.integers(480 - 48)
+                if (labels[y : y + 48, x : x + 48] == value).mean() > 0.7:
+                    patch = Image.open(path).crop((x, y, x + 48, y + 48))
+                    patch.save(folder / part / name / f'{path.stem}_{y}_{x}.png')
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize(
+    ('make', 'measure', 'floor', 'seconds'),
+    [
+        (lambda folder: bicyclists(folder, False), 'bbox_mAP_50', 0.5, 180),
+        (lambda folder: bicyclists(folder, True), 'bbox_mAP_50', 0.4, 240),
+        (patches, 'top1', 85, 90),
+    ],
+    ids=['boxes', 'masks', 'classes'],
+)
+def test_forty_pictures_teach(
+    make: Callable[[Path], None], measure: str, floor: float, seconds: float, tmp_path: Path
+) -> None:
+    make(tmp_path / 'set')
+    lines: list[str] = []
+    start = time.process_time()
+    mmvttt.finetune(tmp_path / 'set', work_dir=tmp_path / 'out', say=lines.append)
+    assert time.process_time() - start < seconds
+    (*_, last) = (line.split() for line in lines if line.startswith('  step '))
+    assert float(last[last.index(measure) + 1]) >= floor

@@ -26,7 +26,7 @@ from ..unwrap import bare_model
 from .data.dataset_config import datasets_of
 from .exact_resume import DATA_SEED, SHAPE, VALIDATED
 from .settings import differences, training_settings
-from .weights import warning_of_random_weights
+from .weights import checkpoints_of, warning_of_random_weights
 
 _LISTED = 12
 # Beginnings of names in the message hub that a training computes with, and their types.
