@@ -145,8 +145,8 @@ def finetune(
         device = 'cuda' if torch.cuda.is_available() else 'cpu'
         predictor = open_model(load_config(config), checkpoint, device)
         for picture in data.val[:_PICTURES]:
-            path = out / 'predictions' / f'{picture.path.stem}.png'
-            predictor.predict(picture.path).save(path)
+            name = '_'.join(picture.path.relative_to(root).with_suffix('.png').parts)
+            predictor.predict(picture.path).save(out / 'predictions' / name)
     measure, rows = _by_class(predictor, data, metrics)
     say(f'{"class":24} pictures  {measure}')
     for name, value in list(zip(data.classes, rows, strict=True))[:_PICTURES]:
