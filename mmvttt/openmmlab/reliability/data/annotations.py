@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
@@ -24,6 +25,7 @@ from .coco import check_coco
 from .dataset_config import SPLITS, DatasetConfig, datasets_of
 from .findings import Findings, Scope
 from .folders import check_folders
+from .images import read_image
 from .labels import check_labels
 
 _KINDS = {'train': 'training', 'val': 'validation', 'test': 'test'}
@@ -233,6 +235,17 @@ def _check_pictures(
     heads = heads_of(cfg, 'mmpretrain')
     counts = class_counts(heads)
     check_folders(dataset, next(iter(counts.values()), None), findings, scope)
+    resizing = (t for name, t in data.transforms if name.startswith(('Resize', 'Random')))
+    first = next(resizing, {})
+    crop = first.get('crop_size') if str(first.get('type')).endswith('RandomCrop') else None
+    if isinstance(crop, int) and dataset.img_prefix:
+        pictures = (path for path in Path(dataset.img_prefix).rglob('*.*') if path.is_file())
+        size = next((read_image(os.fspath(path)).size for path in pictures), None)
+        if size is not None and min(size) > 2 * crop:
+            findings.error(
+                f'RandomCrop cuts {crop} pixels out of pictures of {size[0]}×{size[1]}: put '
+                f"dict(type='ResizeEdge', scale={crop}) before it in the pipeline"
+            )
     # Mixup makes label vectors of the preprocessor's num_classes, which must match the head's.
     inside = (cfg.get('model') or {}).get('data_preprocessor')
     where = 'model.data_preprocessor' if inside else 'data_preprocessor'

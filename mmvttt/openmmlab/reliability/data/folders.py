@@ -39,7 +39,14 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
                 f'{root} has {len(names)} folders, and the head {num_classes} classes: set '
                 'model.head.num_classes, or move folders that are not classes'
             )
-        _check_order(names, tuple(dataset.metainfo.get('classes') or ()), findings)
+        classes = tuple(dataset.metainfo.get('classes') or ())
+        if classes and len(classes) != len(names):
+            findings.error(
+                f'{root} has {len(names)} folders, and {type(dataset).__name__} {len(classes)} '
+                f"classes: for your own, `mmvttt finetune`, or a data set of type='CustomDataset' "
+                f'and model.head.num_classes={len(names)}'
+            )
+        _check_order(names, classes, findings)
         check_unread(root, dataset.extensions, findings, scope, case=False)
         findings.files = {os.path.realpath(root)}
     if not (scope.thorough or listed):
