@@ -308,7 +308,7 @@ def test_lists_of_files(folders: Path, line: str, error: str | None) -> None:
 def test_folders_of_other_classes_and_crops_of_photographs(tmp_path: Path) -> None:
     make_folders(tmp_path)
     named = folder_dataset(tmp_path, metainfo=dict(classes=['ash', 'elm']))
-    (message,) = only(config(named, 'mmpretrain')).errors
+    message, *_ = only(config(named, 'mmpretrain')).errors
     assert '3 folders, and CustomDataset 2 classes' in message
     crop = dict(type='RandomCrop', crop_size=8, padding=1)
     for before, errors in (([], 1), ([dict(type='ResizeEdge', scale=8)], 0)):
