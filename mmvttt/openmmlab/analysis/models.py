@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.logging import MMLogger
+from mmengine.logging import MMLogger, print_log
 from mmengine.registry import MODELS as ROOT
 from mmengine.registry import init_default_scope
 from mmengine.structures import BaseDataElement
@@ -18,6 +18,7 @@ from mmvttt.errors import UsageError
 from mmvttt.named_model import NamedModel, built, find_timm, is_timm
 
 from ..config import config_names, find_config, load_config
+from ..reliability.weights import checkpoints_of
 
 # (height, width) at which the papers measure; 1333×800 is what detectors see.
 _SIZES = {'mmdet': (800, 1333), 'mmseg': (512, 512), 'mmpretrain': (224, 224)}
@@ -78,15 +79,18 @@ def load_model(
 ) -> NamedModel:
     """A model with weights from a checkpoint, see `load_pretrained`, or from its `init_cfg`."""
     named = find_model(name, cfg_options)
-    if hasattr(named.model, 'init_weights'):
+    if checkpoint:
+        load_pretrained(named.model, checkpoint, key=key)
+    elif hasattr(named.model, 'init_weights'):
         logger = MMLogger.get_current_instance()
         logger.addFilter(_is_no_parameter)
         try:
             named.model.init_weights()
         finally:
             logger.removeFilter(_is_no_parameter)
-    if checkpoint:
-        load_pretrained(named.model, checkpoint, key=key)
+    config = named.config.model if named.config else {}
+    start = checkpoint or named.weights or ', '.join(dict.fromkeys(checkpoints_of(config)))
+    print_log(f'weights   {start or "random"}', 'current')
     return named
 
 
