@@ -12,6 +12,8 @@ train_pipeline = _base_.train_pipeline
 train_pipeline[2].scale = (long_side, short_side)
 test_pipeline = _base_.test_pipeline
 test_pipeline[1].scale = (long_side, short_side)
+tta_pipeline = _base_.tta_pipeline
+tta_pipeline[1].transforms[0] = [test_pipeline[1]]
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
 test_dataloader = val_dataloader
