@@ -18,7 +18,11 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(_file(config, f'kernels/{path.parent.name}.md', path))
     for path in sorted(ROOT.glob('configs/*.py')):
         files.append(_file(config, f'configs/{path.name}', path))
-    colours = HtmlFormatter(style='friendly').get_style_defs('.highlight')
+    light, dark = (
+        HtmlFormatter(style=style).get_style_defs(f'[data-bs-theme={mode}] .highlight')
+        for mode, style in (('light', 'friendly'), ('dark', 'github-dark'))
+    )
+    colours = f'{light}\n{dark}'
     files.append(File.generated(config, 'pygments.css', content=colours))
     return files
 
