@@ -109,13 +109,15 @@ model = dict(
 )
 
 optim_wrapper = dict(optimizer=dict(fused=True))
-train_cfg = dict(max_epochs=max_epochs, val_interval=2)
+train_cfg = dict(max_epochs=max_epochs, val_interval=1)
 param_scheduler = _base_.param_scheduler
 param_scheduler[1].T_max = max_epochs
 
 default_hooks = dict(
     logger=dict(interval=25),
     checkpoint=dict(interval=1, max_keep_ckpts=1),
+    # The first pictures after a quarter of the training, in vis_data/vis_image.
+    visualization=dict(draw=True, interval=5),
 )
 log_processor = dict(window_size=25)
 randomness = dict(seed=0)

@@ -175,8 +175,8 @@ def _family(model: nn.Module) -> ModuleType:
             return family
     raise OptionError(
         f'{type(model).__name__} cannot be linearized: {_reason(model)}. Give a VisionTransformer, '
-        'Eva, Beit, VisionTransformerRelPos, CAFormer, PiT or VOLO of timm, or a DiT, PixArt, SD3 or '
-        'Flux transformer of diffusers. Weights of transformers load into mmvttt.TimmViT.'
+        'Eva, Beit, VisionTransformerRelPos, CAFormer, PiT or VOLO of timm, or a DiT, PixArt, SD3 '
+        'or Flux transformer of diffusers. Weights of transformers load into mmvttt.TimmViT.'
     )
 
 

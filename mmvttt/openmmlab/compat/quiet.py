@@ -12,12 +12,12 @@ from .patch import replace
 
 
 def silence_coco() -> None:
-    """Keeps pycocotools from printing its progress; its table of results stays."""
+    """Keeps pycocotools from printing: CocoMetric returns its results, for one line of the log."""
     from pycocotools import coco
     from pycocotools.cocoeval import COCOeval
 
     replace(coco, 'print', lambda *_, **__: None)
-    for name in ('evaluate', 'accumulate'):
+    for name in ('evaluate', 'accumulate', 'summarize'):
         replace(COCOeval, name, _silent(getattr(COCOeval, name)))
 
 
