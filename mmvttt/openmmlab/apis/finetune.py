@@ -29,7 +29,7 @@ from .train import train
 
 # By the task: the toolbox, the config that a CPU trains in minutes, its rate, the images of a step,
 # its steps over the root of the number of pictures, and what is reported.
-_DETECTOR = 'mmdet', 'maskrcnn_vittt_nano_pedestrians', 4e-4, 4, 11
+_DETECTOR = 'mmdet', 'maskrcnn_vittt_nano_pedestrians', 4e-4, 4, 8
 _BOXES = 'coco/bbox_mAP_50', 'coco/bbox_mAP'
 _TASKS = {
     'boxes': (*_DETECTOR, _BOXES),
