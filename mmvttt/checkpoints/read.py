@@ -134,20 +134,17 @@ def read_file(
         RefusedCheckpointError: It has objects that need pickle's code execution.
         CheckpointError: The file is not a checkpoint, is damaged, or cannot be downloaded.
     """
-    if isinstance(checkpoint, str | os.PathLike):
-        checkpoint = find_source(checkpoint)
+    if hasattr(checkpoint, 'read') and hasattr(checkpoint, 'seek'):
+        file: Any = checkpoint
+        return _read(file, getattr(file, 'name', 'the checkpoint'), '', map_location)
     if not isinstance(checkpoint, Source):
-        if not (hasattr(checkpoint, 'read') and hasattr(checkpoint, 'seek')):
-            raise TypeError(
-                f'checkpoint={checkpoint!r}: give the path of a file, or an http(s) URL'
-            )
-        return _read(checkpoint, getattr(checkpoint, 'name', 'the checkpoint'), '', map_location)
+        checkpoint = find_source(checkpoint)
     checkpoint.require_intact()
     parts: dict[str, Any] = {}
     for path in checkpoint.files:
         source = checkpoint.name if len(checkpoint.files) == 1 else os.fspath(path)
-        with open(path, 'rb') as file:
-            parts[path.name] = _read(file, source, os.fspath(path), map_location, mmap)
+        with open(path, 'rb') as opened:
+            parts[path.name] = _read(opened, source, os.fspath(path), map_location, mmap)
     if checkpoint.index is not None:
         return _joined(parts, checkpoint.index)
     return parts[checkpoint.files[0].name]

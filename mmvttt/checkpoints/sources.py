@@ -126,9 +126,12 @@ def find_source(checkpoint: str | os.PathLike[str]) -> Source:
     """The file of a checkpoint, or its shards; a URL is downloaded if it is not there yet.
 
     Raises:
+        TypeError: It is not a path.
         CheckpointMissingError: There is no such file or folder.
         CheckpointError: It cannot be downloaded.
     """
+    if not isinstance(checkpoint, str | os.PathLike):
+        raise TypeError(f'checkpoint={checkpoint!r}: give the path of a file, or an http(s) URL')
     source = os.fspath(checkpoint)
     if source.startswith(SCHEME):
         return Source(source, (published_file(source),))
