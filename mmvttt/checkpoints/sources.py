@@ -106,9 +106,9 @@ class Source:
                 raise CheckpointError(f'{source!r} cannot be read: {error.strerror}') from error
             if not digest.startswith(expected):
                 raise CheckpointError(
-                    f'{os.fspath(path)!r} is damaged: its digest is {digest}, and was {expected}; delete '
-                    'it and download it again (or rename it, if the digits in its name are no '
-                    'digest)'
+                    f'{os.fspath(path)!r} is damaged: its digest is {digest}, and was {expected}; '
+                    'delete it and download it again (or rename it, if the digits in its name are '
+                    'no digest)'
                 )
 
 
