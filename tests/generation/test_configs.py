@@ -99,8 +99,8 @@ def test_a_reduced_copy_steps(name: str, tmp_path: Path, monkeypatch: pytest.Mon
             'experiment_name': name,
         }
     )
-    # FSDP needs several processes.
-    for key in ('runner_type', 'strategy'):
+    # FSDP needs several processes, and published weights a network.
+    for key in ('runner_type', 'strategy', 'load_from'):
         cfg.pop(key, None)
     cfg.dump('config.py')
     runner = train('config.py', work_dir='run')

@@ -182,7 +182,8 @@ def _require_learning(runner: Runner) -> None:
                 'train longer; `mmvttt finetune` writes configs for small sets'
             )
     if isinstance(runner.optim_wrapper, OptimWrapper) and _random(runner):
-        rates = [group['initial_lr'] for group in runner.optim_wrapper.param_groups]
+        groups = runner.optim_wrapper.param_groups
+        rates = [group.get('initial_lr', group['lr']) for group in groups]
         if 0 < min(rates) < _LEAST:
             raise UsageError(
                 f'the first layers have random weights and a rate of {min(rates):.1e}, at which '
