@@ -17,7 +17,7 @@ from ..errors import CheckpointError, CheckpointMismatchError, OptionTypeError
 from .download import shown
 from .families import timm_names
 from .match import LoadReport, compare, least_matched, require_match, require_parts
-from .read import read_weights, under
+from .read import named_tensors, read_content, under
 from .sources import find_source
 
 StateDict = Mapping[str, Tensor]
@@ -55,6 +55,7 @@ def load_pretrained(
     adapt: Callable[[dict[str, Tensor]], StateDict] | None = None,
     key: str | None = None,
     without: str | None = None,
+    content: Any = None,
 ) -> LoadReport:
     """Loads a checkpoint's matching tensors into a module, and logs which did not match.
 
@@ -73,6 +74,7 @@ def load_pretrained(
         adapt: Changes the tensors before the comparison; default: `adapted` to the module.
         key: Entry of the file with the weights, such as `'teacher'` or `'student'`.
         without: 'attention' or 'mlp' of the blocks may be missing; see `inherit_vit`.
+        content: What `read_content` returned for the checkpoint; None reads it.
 
     Returns:
         The report that was logged.
@@ -90,7 +92,10 @@ def load_pretrained(
             f"prefix={prefix!r}: give the beginning of the names, e.g. 'backbone.'"
         )
     found = find_source(checkpoint)
-    weights, source = read_weights(found, map_location, ema, key), found.name
+    source = found.name
+    if content is None:
+        content = read_content(found, map_location)
+    weights = named_tensors(content, source, ema, key)
     config = found.config()
     parts: Iterable[Any] = module.modules() if config else ()
     try:

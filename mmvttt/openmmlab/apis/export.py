@@ -122,12 +122,13 @@ def export_model(
         )
     named = find_model(model, cfg_options)
     refuse_diffusion(named.config)
+    content = None
     if checkpoint is not None and named.config is not None:
         content = read_content(checkpoint, mmap=True)
         warn_of_other_preparation(content, os.fspath(checkpoint), named.config)
     network = predictor(named.model) if predictions else exportable(named.model)
     comparison = _compare_predictions if predictions else None
-    options = size, fixed_size, decompose, images, _notes(named), comparison
+    options = size, fixed_size, decompose, images, _notes(named), comparison, content
     yield from write_model(named, network, checkpoint, out, *options)
 
 
