@@ -134,6 +134,12 @@ def published_file(name: str) -> Path:
     return path
 
 
+def name_at(url: str) -> str:
+    """`mmvttt://NAME` of the weights at an address, with or without a fragment; '' for others."""
+    names = (row.name for row in PUBLISHED.values() if row.url == url.partition('#')[0])
+    return next((f'{SCHEME}{name}' for name in names), '')
+
+
 def _where(row: Published) -> tuple[Path, str]:
     """Where the file of some weights is or will be, and the address to download it from or ''."""
     if not row.url:

@@ -16,7 +16,7 @@ from urllib.parse import urlparse
 
 from ..errors import CheckpointError, CheckpointMissingError, first_line
 from .download import cache, download, file_digest, kept_digest, shown
-from .published import SCHEME, published_file
+from .published import SCHEME, name_at, published_file
 
 # Prefix of the names of timm's hub, as mmengine's 'torchvision://'.
 _TIMM = 'timm://'
@@ -133,6 +133,8 @@ def find_source(checkpoint: str | os.PathLike[str]) -> Source:
     if not isinstance(checkpoint, str | os.PathLike):
         raise TypeError(f'checkpoint={checkpoint!r}: give the path of a file, or an http(s) URL')
     source = os.fspath(checkpoint)
+    # Metafiles, which other programs read too, have the authors' addresses.
+    source = name_at(source) or source
     if source.startswith(SCHEME):
         return Source(source, (published_file(source),))
     if source.startswith(_TIMM):

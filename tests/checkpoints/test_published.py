@@ -50,5 +50,9 @@ def test_a_folder_takes_the_place_of_the_addresses(
     model = nn.Linear(2, 3)
     load_pretrained(model, 'mmvttt://vit3_t_in1k')
     assert torch.equal(model.weight, weights['weight'])
+    # A metafile's address, which the toolboxes' inferencers read by a name.
+    assert find_source(f'{PUBLISHED["vit3_t_in1k"].url}#/vit3_t_in1k.pth').files == (
+        tmp_path / f'vit3_t_in1k{suffix}',
+    )
     with pytest.raises(CheckpointMissingError, match='vit3_t_in1k'):
         load_pretrained(model, 'mmvttt://vit3_t_in1')
