@@ -26,6 +26,12 @@ _IN_BLOCKS: Rules = (
     (r'\.mlp\.dwc\.', '.mlp.dwconv.'),
     (r'^layers\.', 'stages.'),
 )
+# All names of a backbone's tensors, behind its prefix.
+_KNOWN = re.compile(
+    r'(pos_embed|patch_embed\.(proj|conv\.\d+\.(conv|norm))|norm\d*'
+    r'|layers\.\d+\.downsample\.conv\.\d\.(conv|norm)|(layers\.\d+\.)?blocks\.\d+\.'
+    r'(cpe|norm[12]|attn\.(qkv|proj|w[123]|[qk]_conv2d)|mlp\.(fc[12]|dwc)))(\.\w+)?'
+)
 _DOWNSAMPLE = re.compile(r'layers\.(\d+)\.downsample\.conv\.(\d)\.(conv|norm)\.')
 
 
@@ -49,11 +55,11 @@ def vit3_to_ours(weights: Mapping[str, Tensor], prefix: str) -> Conversion:
         if 'rope.rotations' in theirs:
             result.dropped[theirs] = 'a table for one image size; ours are made for each image'
             continue
-        if theirs in ('head.weight', 'head.bias'):
-            ours = theirs.replace('head.', 'head.fc.')
+        if theirs.removeprefix(prefix) in ('head.weight', 'head.bias'):
+            ours = f'head.fc.{theirs.rpartition(".")[2]}'
         elif theirs.partition('.')[0] in _OTHER_PARTS:
             ours = theirs
-        elif theirs.startswith(prefix):
+        elif theirs.startswith(prefix) and _KNOWN.fullmatch(theirs, len(prefix)):
             ours = f'backbone.{_our_name(theirs[len(prefix) :], name == "T⁵")}'
         else:
             result.left_over.append(theirs)
@@ -87,5 +93,6 @@ def by_our_names(weights: Mapping[str, Tensor]) -> Conversion | None:
         result = vit3_to_ours(weights, prefix)
     else:
         return None
-    result.weights |= {name: weights[name] for name in result.left_over}
+    for name in result.left_over:
+        add_once(result.weights, name, weights[name], name)
     return result

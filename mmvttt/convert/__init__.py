@@ -1,7 +1,6 @@
 """Checkpoints of other code to ours: ViT³, H-ViT³, T⁵, DiT³, DiT⁵ and DiT."""
 
 from ..checkpoints.conversion import Conversion
-from .conversion import to_ours
 from .files import convert_checkpoint
 
-__all__ = ['Conversion', 'convert_checkpoint', 'to_ours']
+__all__ = ['Conversion', 'convert_checkpoint']

@@ -1,12 +1,15 @@
 """Converts checkpoint files without running code from them."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mmvttt.checkpoints.atomic_write import replacing
+from mmvttt.checkpoints.authors import authors_prefix, vit3_to_ours
 from mmvttt.checkpoints.conversion import Conversion
 from mmvttt.checkpoints.dit import dit_to_ours, is_dit, latent_size
 from mmvttt.checkpoints.match import is_of
@@ -14,7 +17,6 @@ from mmvttt.checkpoints.read import named_tensors, read_file
 from mmvttt.errors import CheckpointError
 from mmvttt.version import __version__
 
-from .conversion import to_ours
 from .dit import dit_to_public
 
 
@@ -27,6 +29,8 @@ def convert_checkpoint(
     without: str | None = None,
 ) -> Conversion:
     """Converts a file, and writes the result if nothing is missing or left over.
+
+    Of ViT³, H-ViT³ and T⁵, whose sizes the file does not tell, loading says what is missing.
 
     Args:
         source: A public checkpoint of ViT³, H-ViT³, T⁵, DiT³, DiT⁵ or DiT, or our DiT's.
@@ -42,7 +46,7 @@ def convert_checkpoint(
         The conversion; its `complete` tells whether the target was written.
 
     Raises:
-        CheckpointError: See `read_weights`, `to_ours` and `dit_to_public`.
+        CheckpointError: The weights are of another model; see also `read_weights` and `dit.py`.
     """
     content = read_file(source)
     weights = named_tensors(content, os.fspath(source), ema)
@@ -57,10 +61,7 @@ def convert_checkpoint(
             'are a tensor: leave it out.'
         )
     size = latent_size(content, weights) if dit and sample_size is None else sample_size
-    if public:
-        conversion = dit_to_public(weights, size)
-    else:
-        conversion = (dit_to_ours if dit else to_ours)(weights)
+    conversion = dit_to_public(weights, size) if public else _to_ours(weights)
     if conversion.complete:
         for name in [name for name in conversion.weights if is_of(without, name)]:
             del conversion.weights[name]
@@ -75,3 +76,17 @@ def convert_checkpoint(
         with replacing(target) as partial, open(partial, 'wb') as file:
             torch.save({container: conversion.weights, 'meta': meta}, file)
     return conversion
+
+
+def _to_ours(weights: Mapping[str, Tensor]) -> Conversion:
+    if is_dit(weights):
+        return dit_to_ours(weights)
+    prefix = authors_prefix(weights)
+    if prefix is None:
+        begin = sorted({'.'.join(name.split('.')[:2]) for name in weights})[:6]
+        raise CheckpointError(
+            'These are not the public names of a ViT³, an H-ViT³ or a T⁵: none ends in '
+            f'blocks.0.attn.w1; names begin with {", ".join(begin)}. Give a checkpoint of one of '
+            'these models, or of a DiT.'
+        )
+    return vit3_to_ours(weights, prefix)

@@ -135,9 +135,9 @@ def test_two_names_for_one_tensor() -> None:
     assert len(timm_names(theirs)) == 3
     with pytest.raises(CheckpointError, match='twice'):
         timm_names(theirs | {'encoder.layer.0.intermediate.dense.weight': torch.zeros(2)})
-    public = {'blocks.0.attn.w1': torch.ones(1, 1, 2, 2)}
+    public = {'backbone.blocks.0.attn.w1': torch.ones(1, 1, 2, 2)}
     with pytest.raises(CheckpointError, match='twice'):
-        by_our_names(public | {'blocks.0.mixer.w1': torch.zeros(1, 2, 2)})
+        by_our_names(public | {'backbone.blocks.0.mixer.w1': torch.zeros(1, 2, 2)})
 
 
 def test_digests_in_names() -> None:

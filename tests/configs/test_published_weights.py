@@ -11,6 +11,7 @@ from mmvttt.checkpoints import read
 from mmvttt.checkpoints.load import adapted
 from mmvttt.checkpoints.match import compare
 from mmvttt.checkpoints.published import PUBLISHED, Published
+from mmvttt.checkpoints.sources import Source
 from mmvttt.convert.dit import dit_to_public
 from mmvttt.convert.inherit import inherit_vit
 from mmvttt.models.backbones import T5, HViT3, ViT3
@@ -75,7 +76,7 @@ def test_every_tensor_has_its_place(row: Published, monkeypatch: pytest.MonkeyPa
     model = model_of(row)
     file = authors_file(row, model)
     monkeypatch.setattr(read, 'read_file', lambda *_: file)
-    content = read.read_content('mmvttt://x')
+    content = read.read_content(Source(row.name, ()))
     weights = read.named_tensors(content, row.name)
     report = compare(model, adapted(model, weights))
     assert not report.missing

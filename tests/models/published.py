@@ -253,9 +253,9 @@ def hierarchical_features(
 
 
 def t5_weights(
-    channels: int, depth: int, heads: int, hidden: int, rows: int, gated: bool, classes: int = 5
+    channels: int, depth: int, heads: int, hidden: int, rows: int, classes: int = 5
 ) -> Weights:
-    """T⁵: with `gated` SwiGLU and convolutions, else the two-layer model without them."""
+    """T⁵ with SwiGLU and convolutions."""
     d = channels // heads
     layers = {'patch_embed.proj': (channels, 3, 16, 16), 'norm': (channels,)}
     layers['head'] = (classes, channels)
@@ -266,9 +266,8 @@ def t5_weights(
         layers |= {f'{name}.attn.qkv': (3 * channels, channels)}
         layers |= {f'{name}.attn.proj': (channels, channels)}
         layers |= {f'{name}.mlp.fc1': (hidden, channels), f'{name}.mlp.fc2': (channels, hidden)}
-        if gated:
-            layers |= {f'{name}.attn.{side}_conv2d': (channels, 1, 3, 3) for side in 'qk'}
-        shapes |= {f'{name}.attn.w{j}': (1, heads, d, d) for j in range(1, 4 if gated else 3)}
+        layers |= {f'{name}.attn.{side}_conv2d': (channels, 1, 3, 3) for side in 'qk'}
+        shapes |= {f'{name}.attn.w{j}': (1, heads, d, d) for j in (1, 2, 3)}
     return random_weights(shapes | with_biases(layers))
 
 
