@@ -1,6 +1,6 @@
 # The detector behind `mmvttt predict pedestrians`: people and cars in photographs. Its anchors have
 # common shapes, so that it is also what `mmvttt finetune` starts from. Trained with --amp on
-# Penn-Fudan, CamVid and pictures of neither (`tools/dev/small_sets.py streets`).
+# Penn-Fudan, CamVid and pictures of neither, which the model card beside the weights describes.
 _base_ = './maskrcnn_vittt_nano_pennfudan.py'
 
 data_root = '{{$MMVTTT_DATA:data}}/streets/'

@@ -17,54 +17,118 @@ small_set = dict(
     ],
     # Pictures, and crops, without an object are learned too: what is not one.
     boxes=dict(
-        train_pipeline=[
-            dict(type='LoadImageFromFile'),
-            dict(type='LoadAnnotations', with_bbox=True, with_mask=False),
-            dict(type='RandomResize', scale=(480, 384), ratio_range=(0.7, 1.3), keep_ratio=True),
-            dict(type='RandomCrop', crop_size=(384, 480), allow_negative_crop=True),
-            dict(type='FilterAnnotations', min_gt_bbox_wh=(4, 4), keep_empty=False),
-            dict(type='RandomFlip', prob=0.5),
-            dict(type='PackDetInputs'),
-        ],
-        test_pipeline=[
-            dict(type='LoadImageFromFile'),
-            dict(type='Resize', scale=(480, 384), keep_ratio=True),
-            dict(type='LoadAnnotations', with_bbox=True, with_mask=False),
-            dict(
-                type='PackDetInputs',
-                meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
+        train_dataloader=dict(
+            _delete_=True,
+            sampler=dict(type='DefaultSampler', shuffle=True),
+            dataset=dict(
+                type='CocoDataset',
+                filter_cfg=dict(filter_empty_gt=False),
+                pipeline=[
+                    dict(type='LoadImageFromFile'),
+                    dict(type='LoadAnnotations', with_bbox=True, with_mask=False),
+                    dict(
+                        type='RandomResize',
+                        scale=(480, 384),
+                        ratio_range=(0.7, 1.3),
+                        keep_ratio=True,
+                    ),
+                    dict(type='RandomCrop', crop_size=(384, 480), allow_negative_crop=True),
+                    dict(type='FilterAnnotations', min_gt_bbox_wh=(4, 4), keep_empty=False),
+                    dict(type='RandomFlip', prob=0.5),
+                    dict(type='PackDetInputs'),
+                ],
             ),
-        ],
+        ),
+        val_dataloader=dict(
+            _delete_=True,
+            batch_size=1,
+            sampler=dict(type='DefaultSampler', shuffle=False),
+            dataset=dict(
+                type='CocoDataset',
+                pipeline=[
+                    dict(type='LoadImageFromFile'),
+                    dict(type='Resize', scale=(480, 384), keep_ratio=True),
+                    dict(type='LoadAnnotations', with_bbox=True, with_mask=False),
+                    dict(
+                        type='PackDetInputs',
+                        meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'),
+                    ),
+                ],
+            ),
+        ),
+        evaluator=dict(_delete_=True, type='CocoMetric', metric='bbox', classwise=True),
     ),
     maps=dict(
-        train_pipeline=[
-            dict(type='LoadImageFromFile'),
-            dict(type='LoadAnnotations'),
-            dict(type='RandomResize', scale=(240, 180), ratio_range=(0.5, 2.0), keep_ratio=True),
-            dict(type='RandomCrop', crop_size=(160, 160), cat_max_ratio=0.75),
-            dict(type='RandomFlip', prob=0.5),
-            dict(type='PhotoMetricDistortion'),
-            dict(type='PackSegInputs'),
-        ],
-        test_pipeline=[
-            dict(type='LoadImageFromFile'),
-            dict(type='Resize', scale=(240, 180), keep_ratio=True),
-            dict(type='LoadAnnotations'),
-            dict(type='PackSegInputs'),
-        ],
+        train_dataloader=dict(
+            _delete_=True,
+            sampler=dict(type='DefaultSampler', shuffle=True),
+            dataset=dict(
+                type='BaseSegDataset',
+                pipeline=[
+                    dict(type='LoadImageFromFile'),
+                    dict(type='LoadAnnotations'),
+                    dict(
+                        type='RandomResize',
+                        scale=(240, 180),
+                        ratio_range=(0.5, 2.0),
+                        keep_ratio=True,
+                    ),
+                    dict(type='RandomCrop', crop_size=(160, 160), cat_max_ratio=0.75),
+                    dict(type='RandomFlip', prob=0.5),
+                    dict(type='PhotoMetricDistortion'),
+                    dict(type='PackSegInputs'),
+                ],
+            ),
+        ),
+        val_dataloader=dict(
+            _delete_=True,
+            batch_size=1,
+            sampler=dict(type='DefaultSampler', shuffle=False),
+            dataset=dict(
+                type='BaseSegDataset',
+                pipeline=[
+                    dict(type='LoadImageFromFile'),
+                    dict(type='Resize', scale=(240, 180), keep_ratio=True),
+                    dict(type='LoadAnnotations'),
+                    dict(type='PackSegInputs'),
+                ],
+            ),
+        ),
+        evaluator=dict(_delete_=True, type='IoUMetric', iou_metrics=['mIoU']),
     ),
     classes=dict(
-        train_pipeline=[
-            dict(type='LoadImageFromFile'),
-            dict(type='RandomResizedCrop', scale=224, crop_ratio_range=(0.35, 1.0)),
-            dict(type='RandomFlip', prob=0.5, direction='horizontal'),
-            dict(type='PackInputs'),
-        ],
-        test_pipeline=[
-            dict(type='LoadImageFromFile'),
-            dict(type='ResizeEdge', scale=224, edge='short'),
-            dict(type='CenterCrop', crop_size=224),
-            dict(type='PackInputs'),
+        train_dataloader=dict(
+            _delete_=True,
+            sampler=dict(type='DefaultSampler', shuffle=True),
+            collate_fn=dict(type='default_collate'),
+            dataset=dict(
+                type='CustomDataset',
+                pipeline=[
+                    dict(type='LoadImageFromFile'),
+                    dict(type='RandomResizedCrop', scale=224, crop_ratio_range=(0.35, 1.0)),
+                    dict(type='RandomFlip', prob=0.5, direction='horizontal'),
+                    dict(type='PackInputs'),
+                ],
+            ),
+        ),
+        val_dataloader=dict(
+            _delete_=True,
+            batch_size=1,
+            sampler=dict(type='DefaultSampler', shuffle=False),
+            collate_fn=dict(type='default_collate'),
+            dataset=dict(
+                type='CustomDataset',
+                pipeline=[
+                    dict(type='LoadImageFromFile'),
+                    dict(type='ResizeEdge', scale=224, edge='short'),
+                    dict(type='CenterCrop', crop_size=224),
+                    dict(type='PackInputs'),
+                ],
+            ),
+        ),
+        evaluator=[
+            dict(type='Accuracy', topk=1),
+            dict(type='SingleLabelMetric', items=['recall'], average=None),
         ],
     ),
 )

@@ -1,8 +1,8 @@
 """`mmvttt finetune`: what it says and writes; what data of each kind learns from 40 pictures."""
 
 import os
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -69,31 +69,27 @@ def scenes(part: str) -> list[tuple[Path, np.ndarray]]:
     ]
 
 
-def instances(mask: np.ndarray) -> list[tuple[slice, slice]]:
-    """Where connected parts of 400 pixels or more are."""
-    numbers, _ = ndimage.label(mask, np.ones((3, 3)))
-    parts = enumerate(ndimage.find_objects(numbers), 1)
-    return [where for number, where in parts if (numbers[where] == number).sum() >= 400]
-
-
 def bicyclists(folder: Path, masks: bool) -> None:
     """YOLO's boxes, or polygons around the boxes, of a class that no weights have seen."""
-    shown = [(path, where) for path, m in scenes('val') if (where := instances(m == BICYCLIST))]
-    for number, (path, objects) in enumerate(shown):
-        part = folder / ('valid' if number >= 36 else 'train')
-        for kind in ('images', 'labels'):
-            (part / kind).mkdir(parents=True, exist_ok=True)
-        (part / 'images' / path.name).symlink_to(path)
+    number = 0
+    for path, labels in scenes('val'):
+        parts, _ = ndimage.label(labels == BICYCLIST, np.ones((3, 3)))
         lines = []
-        for rows, columns in objects:
-            top, bottom, left, right = (
-                *(side / 360 for side in (rows.start, rows.stop)),
-                *(side / 480 for side in (columns.start, columns.stop)),
-            )
-            corners = left, top, right, top, right, bottom, left, bottom
-            box = (left + right) / 2, (top + bottom) / 2, right - left, bottom - top
-            lines.append(f'0 {" ".join(map(str, corners if masks else box))}\n')
-        (part / 'labels' / f'{path.stem}.txt').write_text(''.join(lines))
+        for value, (rows, columns) in enumerate(ndimage.find_objects(parts), 1):
+            if (parts == value).sum() >= 400:
+                top, bottom = rows.start / 360, rows.stop / 360
+                left, right = columns.start / 480, columns.stop / 480
+                numbers = (left + right) / 2, (top + bottom) / 2, right - left, bottom - top
+                if masks:
+                    numbers = left, top, right, top, right, bottom, left, bottom
+                lines.append(f'0 {" ".join(map(str, numbers))}')
+        if lines:
+            part = folder / ('valid' if number >= 36 else 'train')
+            for kind in ('images', 'labels'):
+                (part / kind).mkdir(parents=True, exist_ok=True)
+            (part / 'images' / path.name).symlink_to(path)
+            (part / 'labels' / f'{path.stem}.txt').write_text('\n'.join(lines))
+            number += 1
     (folder / 'data.yaml').write_text('names: [bicyclist]')
 
 
@@ -114,21 +110,19 @@ def patches(folder: Path) -> None:
 
 @pytest.mark.stress
 @pytest.mark.parametrize(
-    ('make', 'measure', 'floor', 'seconds'),
+    ('make', 'measure', 'floor'),
     [
-        (lambda folder: bicyclists(folder, False), 'bbox_mAP_50', 0.5, 180),
-        (lambda folder: bicyclists(folder, True), 'bbox_mAP_50', 0.4, 240),
-        (patches, 'top1', 85, 90),
+        (partial(bicyclists, masks=False), 'bbox_mAP_50', 0.5),
+        (partial(bicyclists, masks=True), 'bbox_mAP_50', 0.4),
+        (patches, 'top1', 85),
     ],
     ids=['boxes', 'masks', 'classes'],
 )
 def test_forty_pictures_teach(
-    make: Callable[[Path], None], measure: str, floor: float, seconds: float, tmp_path: Path
+    make: Callable[[Path], None], measure: str, floor: float, tmp_path: Path
 ) -> None:
     make(tmp_path / 'set')
     lines: list[str] = []
-    start = time.process_time()
     mmvttt.finetune(tmp_path / 'set', work_dir=tmp_path / 'out', say=lines.append)
-    assert time.process_time() - start < seconds
     (*_, last) = (line.split() for line in lines if line.startswith('  step '))
     assert float(last[last.index(measure) + 1]) >= floor

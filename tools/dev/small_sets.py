@@ -85,79 +85,11 @@ def camvid(source: Path, out: Path) -> None:
             Image.fromarray(labels).save(out / 'ann_dir' / kind / f'{path.stem}.png')
 
 
-def streets(source: Path, out: Path) -> None:
-    """People and cars, and pictures of neither, from the folder of the other three sets."""
-    from pycocotools import mask
-    from scipy import ndimage
-
-    categories = [dict(id=1, name='person'), dict(id=2, name='car')]
-    (out / 'annotations').mkdir(parents=True, exist_ok=True)
-    for kind in ('train', 'val'):
-        (out / kind).mkdir(exist_ok=True)
-        file = f'annotations/instances_{kind}.json'
-        content = json.loads((source / 'pennfudan' / file).read_text()) | {'categories': categories}
-        images, annotations = content['images'], content['annotations']
-        pictures = [Image.open(source / 'pennfudan' / kind / i['file_name']) for i in images]
-        for path in sorted((source / 'camvid/img_dir' / kind).glob('*.jpg')):
-            labels = np.array(Image.open(source / 'camvid/ann_dir' / kind / f'{path.stem}.png'))
-            # Groups of people or cars, bicyclists and small parts are ignored: a crowd.
-            for value, category, flat, tall in ((8, 2, 0.38, 1.7), (9, 1, 1.6, 5), (10, 1, 9, 9)):
-                parts, count = ndimage.label(labels == value, np.ones((3, 3)))
-                for part in (parts == number + 1 for number in range(count)):
-                    code = mask.encode(np.asfortranarray(part, dtype=np.uint8))
-                    area, box = int(mask.area(code)), mask.toBbox(code).tolist()
-                    if area >= 40:
-                        segmentation = dict(size=code['size'], counts=code['counts'].decode())
-                        single = area >= 150 and flat <= box[3] / box[2] <= tall
-                        annotations.append(
-                            dict(
-                                id=len(annotations) + 1,
-                                image_id=len(pictures) + 1,
-                                category_id=category,
-                                iscrowd=int(not single),
-                                area=area,
-                                bbox=box,
-                                segmentation=segmentation,
-                            )
-                        )
-            pictures.append(Image.open(path))
-        pictures += _without_people(source / 'cifar10/train') if kind == 'train' else []
-        content['images'] = []
-        for number, picture in enumerate(pictures, 1):
-            size, name = dict(width=picture.width, height=picture.height), f'{number:04}.jpg'
-            content['images'].append(dict(id=number, file_name=name, **size))
-            picture.convert('RGB').save(out / kind / name, quality=95)
-        (out / file).write_text(json.dumps(content))
-
-
-def _without_people(cifar10: Path) -> list[Image.Image]:
-    """Pictures of scikit-image and scikit-learn, and mosaics of CIFAR-10."""
-    import skimage.data
-    import sklearn.datasets
-
-    names = 'brick grass gravel coins page moon text hubble_deep_field retina immunohistochemistry'
-    pictures = [Image.fromarray(getattr(skimage.data, name)()) for name in names.split()]
-    pictures.append(Image.fromarray(sklearn.datasets.load_sample_image('china.jpg')))
-    for picture in pictures:
-        picture.thumbnail((640, 640))
-    rng = np.random.default_rng(0)
-    tiles = [
-        p for p in sorted(cifar10.rglob('*.*')) if p.parent.name not in ('automobile', 'truck')
-    ]
-    for side in rng.choice([64, 96, 128, 160], 50).tolist():
-        mosaic = Image.new('RGB', (480, 384))
-        for x, y in ((x, y) for y in range(0, 384, side) for x in range(0, 480, side)):
-            tile = Image.open(tiles[rng.integers(len(tiles))])
-            mosaic.paste(tile.resize((side, side), Image.Resampling.BICUBIC), (x, y))
-        pictures.append(mosaic)
-    return pictures
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
-    sets = {function.__name__: function for function in (cifar10, pennfudan, camvid, streets)}
+    sets = {function.__name__: function for function in (cifar10, pennfudan, camvid)}
     parser.add_argument('name', choices=sets)
-    parser.add_argument('source', type=Path, help='the unpacked archive; of streets the other sets')
+    parser.add_argument('source', type=Path, help='the unpacked archive')
     parser.add_argument('out', type=Path, help='the folder to write')
     args = parser.parse_args()
     sets[args.name](args.source, args.out)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from mmvttt.errors import CheckpointError, DataError, UsageError
 from mmvttt.pictures import open_image
 
 from ..config import load_config
-from ..datasets.own_folder import OwnFolder, picture_size, read_folder, write_lists
+from ..datasets.own_folder import IGNORED, OwnFolder, picture_size, read_folder, write_lists
 from ..reliability.data.annotations import check_annotations, class_counts, heads_of
 from .inference import Predictor, open_model
 from .train import train
@@ -47,40 +48,50 @@ _base_ = ['{base}', 'mmvttt::_base_/small_set.py']
 load_from = {weights!r}
 classes = {classes!r}
 size, batch_size, epochs = {size}, {batch}, {epochs}
-model = {model}
-
-train_pipeline = _base_.small_set.{task}.train_pipeline
-test_pipeline = _base_.small_set.{task}.test_pipeline
-{sizes}
-data = dict(type={kind!r}, data_root={root!r}, metainfo=dict(classes=classes))
-loader = dict(_delete_=True, {loader})
-train_dataloader = dict(
-    batch_size=batch_size,
-    sampler=dict(type='DefaultSampler', shuffle=True),
-    dataset=dict(pipeline=train_pipeline, **data, {train}),
-    **loader,
-)
-val_dataloader = dict(
-    batch_size=1,
-    sampler=dict(type='DefaultSampler', shuffle=False),
-    dataset=dict(pipeline=test_pipeline, **data, {val}),
-    **loader,
-)
-test_dataloader = val_dataloader
-val_evaluator = {evaluator}
-test_evaluator = val_evaluator
-
-optim_wrapper = _base_.small_set.optim_wrapper
+optim_wrapper, param_scheduler = _base_.small_set.optim_wrapper, _base_.small_set.param_scheduler
 optim_wrapper.optimizer.lr = {rate}
-param_scheduler = _base_.small_set.param_scheduler
+
+model = _base_.model
+{model}
+
+small = _base_.small_set.{kind}
+train_dataloader, val_dataloader = small.train_dataloader, small.val_dataloader
+train_dataloader.batch_size = batch_size
+train_dataloader.num_workers = val_dataloader.num_workers = {workers}
+train_data, val_data = train_dataloader.dataset, val_dataloader.dataset
+train_data.data_root = val_data.data_root = {root!r}
+train_data.metainfo = val_data.metainfo = dict(classes=classes)
+train_data.update({train})
+val_data.update({val})
+val_evaluator = small.evaluator
+{lines}
+test_dataloader, test_evaluator = val_dataloader, val_evaluator
+
+interval = max(1, epochs // 6)
 train_cfg = dict(
-    _delete_=True, type='EpochBasedTrainLoop', max_epochs=epochs, val_interval={interval}
+    _delete_=True, type='EpochBasedTrainLoop', max_epochs=epochs, val_interval=interval
 )
-checkpoint = dict(_delete_=True, type='CheckpointHook', interval={interval}, max_keep_ckpts=1)
+checkpoint = dict(_delete_=True, type='CheckpointHook', interval=interval, max_keep_ckpts=1)
 default_hooks = dict(checkpoint=checkpoint)
 log_processor = dict(by_epoch=True)
 randomness = dict(seed=0)
 """
+_BOX_LINES = """\
+train_data.pipeline[2].scale = val_data.pipeline[1].scale = size
+train_data.pipeline[3].crop_size = size[::-1]
+val_evaluator.ann_file = val_data.ann_file"""
+_LINES = {
+    'boxes': _BOX_LINES,
+    'masks': f"""{_BOX_LINES}
+train_data.pipeline[1].with_mask = val_data.pipeline[2].with_mask = True
+val_evaluator.metric = ['bbox', 'segm']""",
+    'maps': """\
+train_data.pipeline[2].scale = val_data.pipeline[1].scale = size
+train_data.pipeline[3].crop_size = model.data_preprocessor.size""",
+    'classes': """\
+train_data.pipeline[1].scale = val_data.pipeline[1].scale = val_data.pipeline[2].crop_size = size
+model.data_preprocessor = dict(model.get('data_preprocessor', {}), num_classes=len(classes))""",
+}
 
 
 def finetune(
@@ -111,7 +122,6 @@ def finetune(
         UsageError: `start` is of another task, or the work directory is of another training.
         CheckpointError: The weights cannot be read or downloaded.
     """
-    say = _beside_the_log(say)
     root = Path(folder).expanduser().resolve()
     out = Path(work_dir or Path('work_dirs', f'finetune_{root.name}')).resolve()
     data = read_folder(root)
@@ -138,7 +148,8 @@ def finetune(
             say(f'  {warning}')
     say(f'starts    from {cfg.load_from or "the weights that its config names"}; config {config}')
     progress = _Progress(_TASKS[data.task][-1], say)
-    with _quiet(out / 'output.txt'):
+    # The toolboxes print to a file.
+    with open(out / 'output.txt', 'a') as log, redirect_stdout(log), redirect_stderr(log):
         runner = train(config, work_dir=os.fspath(run), resume='auto', hooks=[progress])
         metrics = progress.metrics or runner.val_loop.run()
         checkpoint = Path((run / 'last_checkpoint').read_text().strip())
@@ -147,32 +158,14 @@ def finetune(
         for picture in data.val[:_PICTURES]:
             name = '_'.join(picture.path.relative_to(root).with_suffix('.png').parts)
             predictor.predict(picture.path).save(out / 'predictions' / name)
-    measure, rows = _by_class(predictor, data, metrics)
+    measure, counts, values = _by_class(predictor, data, metrics)
     say(f'{"class":24} pictures  {measure}')
-    for name, value in list(zip(data.classes, rows, strict=True))[:_PICTURES]:
-        count = sum(name in picture.classes for picture in data.val)
+    for name, count, value in list(zip(data.classes, counts, values, strict=True))[:_PICTURES]:
         say(f'{name[:24]:24} {count:8}  {value:.3f}')
-    say(f'pictures  {out / "predictions"}')
+    shown = ', with boxes of scores above 0.5' if measure.endswith('AP') else ''
+    say(f'pictures  {out / "predictions"}{shown}')
     say(f'predict   mmvttt predict {config} {checkpoint} PICTURE')
     return predictor
-
-
-@contextmanager
-def _quiet(log: Path) -> Iterator[None]:
-    """Sends what the toolboxes print to a file."""
-    with open(log, 'a', encoding='utf-8') as file, redirect_stdout(file), redirect_stderr(file):
-        yield
-
-
-def _beside_the_log(say: Callable[[str], None]) -> Callable[[str], None]:
-    """`say`, which prints to the present stdout while `_quiet` sends it to a file."""
-    stdout = sys.stdout
-
-    def line(text: str) -> None:
-        with redirect_stdout(stdout):
-            say(text)
-
-    return line
 
 
 class _Progress(Hook):
@@ -181,25 +174,26 @@ class _Progress(Hook):
     priority = 'VERY_LOW'
 
     def __init__(self, keys: tuple[str, ...], say: Callable[[str], None]) -> None:
-        self.keys, self.say = keys, say
+        self.keys, self.say, self.stdout = keys, say, sys.stdout
         self.metrics: Mapping[str, Any] | None = None
         self.start = time.monotonic()
 
     def before_train(self, runner: Runner) -> None:
         """Says how long the training is."""
         done = f', from step {runner.iter}' if runner.iter else ''
-        self.say(
-            f'training  {runner.max_iters} steps of {runner.cfg.train_dataloader.batch_size} '
-            f'pictures{done}'
-        )
+        batch = runner.cfg.train_dataloader.batch_size
+        self._say(f'training  {runner.max_iters} steps of {batch} pictures{done}')
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Says what was measured."""
         self.metrics = metrics or {}
         values = (f'{key.rpartition("/")[2]} {self.metrics.get(key, 0):.3f}' for key in self.keys)
-        self.say(
-            f'  step {runner.iter:4}  {"  ".join(values)}  {time.monotonic() - self.start:.0f} s'
-        )
+        seconds = time.monotonic() - self.start
+        self._say(f'  step {runner.iter:4}  {"  ".join(values)}  {seconds:.0f} s')
+
+    def _say(self, line: str) -> None:
+        with redirect_stdout(self.stdout):
+            self.say(line)
 
 
 def _choose(
@@ -237,95 +231,49 @@ def _config(
     if steps is None:
         steps = round(factor * len(data.train) ** 0.5) * (_LONGER if gpu else 1)
     epochs = max(1, round(steps / math.ceil(len(data.train) / batch)))
-    model: dict[str, Any] = {}
-    for key in class_counts(heads_of(cfg, toolbox)):
-        _put(model, f'{key.removeprefix("model.")}.num_classes', len(data.classes))
+    heads = (re.sub(r'\.(\d+)', r'[\1]', key) for key in class_counts(heads_of(cfg, toolbox)))
+    model = [f'{head}.num_classes = len(classes)' for head in heads]
     test = cfg.test_dataloader.dataset.pipeline
     size = next(t.get('crop_size') or t.scale for t in test[::-1] if {'crop_size', 'scale'} & {*t})
     size = size if isinstance(size, int) else tuple(size)
-    task, more, loader = data.task, {}, dict(num_workers=4 if gpu else 0)
-    if toolbox == 'mmdet':
-        if task == 'boxes' and cfg.model.type == 'MaskRCNN':
-            model['type'] = 'FasterRCNN'
-            model['roi_head'].update(mask_head=None, mask_roi_extractor=None)
-        kind, more = 'CocoDataset', dict(filter_cfg=dict(filter_empty_gt=False))
-        evaluator: Any = dict(
-            _delete_=True, type='CocoMetric', ann_file=lists['val']['ann_file'], classwise=True,
-            metric=['bbox', 'segm'] if task == 'masks' else 'bbox',
-        )  # fmt: skip
-        sizes = [
-            f'train_pipeline[1].with_mask = test_pipeline[2].with_mask = {task == "masks"}',
-            'train_pipeline[2].scale = test_pipeline[1].scale = size',
-            'train_pipeline[3].crop_size = size[::-1]',
-        ]
-        task = 'boxes'
-    elif toolbox == 'mmseg':
-        kind, evaluator = 'BaseSegDataset', dict(type='IoUMetric', iou_metrics=['mIoU'])
-        sizes = [
-            'train_pipeline[2].scale = test_pipeline[1].scale = size',
-            f'train_pipeline[3].crop_size = {tuple(cfg.model.data_preprocessor.size)}',
-        ]
-    else:
-        kind, loader['collate_fn'] = 'CustomDataset', dict(type='default_collate')
-        evaluator = [
-            dict(type='Accuracy', topk=1),
-            dict(type='SingleLabelMetric', items=['recall'], average=None),
-        ]
-        if base == small:
-            # As the backbone's weights, because `load_from` does not resize patches.
-            backbone = dict(type='Pretrained', checkpoint=weights, prefix='backbone.')
-            model['backbone'], weights = dict(init_cfg=backbone), None
-            if min(min(picture_size(picture.path)) for picture in data.train) >= 2 * size:
-                size *= 4
-                model['backbone'].update(img_size=size, patch_size=16)
-        _put(model, 'data_preprocessor.num_classes', len(data.classes))
-        sizes = [
-            'train_pipeline[1].scale = test_pipeline[1].scale = size',
-            'test_pipeline[2].crop_size = size',
-        ]
+    if data.task == 'boxes' and cfg.model.type == 'MaskRCNN':
+        model.append("model.type = 'FasterRCNN'")
+        model.append('model.roi_head.update(mask_head=None, mask_roi_extractor=None)')
+    if data.task == 'classes' and base == small:
+        # As the backbone's weights, because `load_from` does not resize patches.
+        backbone = dict(type='Pretrained', checkpoint=weights, prefix='backbone.')
+        model.append(f'model.backbone.init_cfg = {backbone}')
+        weights = None
+        if min(min(picture_size(picture.path)) for picture in data.train) >= 2 * size:
+            size *= 4
+            model.append('model.backbone.update(img_size=size, patch_size=16)')
     return _CONFIG.format(
         pictures=len(data.train), held_out=len(data.val), weights=weights, classes=data.classes,
         base=base if base.endswith('.py') else f'mmvttt::{base}.py', size=size, batch=batch,
-        epochs=epochs, model=_code(model), task=task, sizes='\n'.join(sizes), kind=kind,
-        root=os.fspath(data.root), loader=_arguments(loader), val=_arguments(lists['val']),
-        train=_arguments(lists['train'] | more), evaluator=_code(evaluator), rate=rate,
-        interval=max(1, epochs // 6),
+        epochs=epochs, rate=rate, model='\n'.join(model),
+        kind='boxes' if toolbox == 'mmdet' else data.task, workers=4 if gpu else 0,
+        root=os.fspath(data.root), **lists, lines=_LINES[data.task],
     )  # fmt: skip
-
-
-def _put(config: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key."""
-    *parts, last = key.split('.')
-    for part in parts:
-        config = config.setdefault(part, {})
-    config[last] = value
-
-
-def _arguments(values: Mapping[str, Any]) -> str:
-    return ', '.join(f'{key}={_code(value)}' for key, value in values.items())
-
-
-def _code(value: Any) -> str:
-    """A value as a config writes it."""
-    if isinstance(value, Mapping):
-        return f'dict({_arguments(value)})'
-    return f'[{", ".join(map(_code, value))}]' if isinstance(value, list) else repr(value)
 
 
 def _by_class(
     predictor: Predictor, data: OwnFolder, metrics: Mapping[str, Any]
-) -> tuple[str, list[float]]:
-    """The measure's name and its values."""
-    if data.task in ('boxes', 'masks'):
-        return 'AP', [metrics.get(f'coco/{name}_precision', math.nan) for name in data.classes]
+) -> tuple[str, list[int], list[float]]:
+    """The measure's name, and the pictures and the value of each class."""
+    names = data.classes
+    if data.task == 'maps':
+        from mmseg.evaluation import IoUMetric
+
+        areas = torch.zeros(5, len(names), dtype=torch.float64)
+        for picture in data.val:
+            truth = torch.as_tensor(np.asarray(open_image(picture.target)[0]).astype(int))
+            labels = torch.as_tensor(predictor.predict(picture.path).labels)
+            each = IoUMetric.intersect_and_union(labels, truth, len(names), IGNORED)
+            areas += torch.stack([*each, each[-1] > 0])
+        return 'IoU', areas[4].int().tolist(), (areas[0] / areas[1]).tolist()
+    counts = [sum(name in picture.classes for picture in data.val) for name in names]
     if data.task == 'classes':
-        return 'correct', [x / 100 for x in metrics['single-label/recall_classwise']]
-    count = len(data.classes)
-    matrix = np.zeros((count, count))
-    for picture in data.val:
-        truth = np.asarray(open_image(picture.target)[0])
-        labels = predictor.predict(picture.path).labels
-        pairs = count * truth.astype(int) + labels
-        matrix += np.bincount(pairs[truth < count], minlength=count**2).reshape(count, count)
-    both = np.diag(matrix)
-    return 'IoU', list(both / np.maximum(matrix.sum(0) + matrix.sum(1) - both, 1))
+        return 'correct', counts, [x / 100 for x in metrics['single-label/recall_classwise']]
+    # With masks, mmdetection's values of boxes are overwritten.
+    measure = 'mask AP' if data.task == 'masks' else 'box AP'
+    return measure, counts, [metrics.get(f'coco/{name}_precision', math.nan) for name in names]

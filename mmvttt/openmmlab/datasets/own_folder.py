@@ -25,7 +25,7 @@ _PARTS = dict(
     train='train', training='train', val='val', valid='val', validation='val', test='test',
     testing='test',
 )  # fmt: skip
-_IGNORED = 255
+IGNORED = 255
 
 
 @dataclass
@@ -272,7 +272,7 @@ def _maps(root: Path, files: list[Path], images: list[Path]) -> Read:
     if not pairs or len(pairs) < len(maps):
         return None
     numbers = np.unique([n for path in maps for n in np.unique(np.asarray(open_image(path)[0]))])
-    count = int(numbers[numbers != _IGNORED].max(initial=0)) + 1
+    count = int(numbers[numbers != IGNORED].max(initial=0)) + 1
     listed = next((path for path in files if path.name in ('classes.txt', 'labels.txt')), None)
     names = listed.read_text().split('\n') if listed else []
     names = [name.strip() for name in names if name.strip()]
