@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from scipy import ndimage
 
 import mmvttt
 from mmvttt.errors import UsageError
+from mmvttt.openmmlab.apis.finetune import _by_class
+from mmvttt.openmmlab.datasets.own_folder import OwnFolder, Picture
 
 DATA = Path(os.environ.get('MMVTTT_DATA', Path(__file__).parents[3] / 'shared/data'))
 BICYCLIST = 10
@@ -56,6 +59,17 @@ def test_a_training_is_reported_and_resumed(colours: Path, tmp_path: Path) -> No
         mmvttt.finetune(colours, 'cifar10_vit_nano', **options)
     with pytest.raises(UsageError, match='classes need one of mmpretrain'):
         mmvttt.finetune(colours, 'pedestrians', work_dir=tmp_path / 'other')
+
+
+def test_the_table_of_label_maps(tmp_path: Path) -> None:
+    pixels = np.array([[0, 0], [1, 255]], np.uint8)
+    Image.fromarray(pixels).save(tmp_path / 'map.png')
+    picture = Picture(tmp_path / 'photo.jpg', 'val', target=tmp_path / 'map.png')
+    data = OwnFolder(tmp_path, '', 'maps', ('sky', 'road', 'tree'), [], [picture], [])
+    labels = SimpleNamespace(labels=np.array([[0, 1], [1, 1]]))
+    measure, pictures, values = _by_class(SimpleNamespace(predict=lambda path: labels), data, {})
+    assert (measure, pictures) == ('IoU', [1, 1, 0])
+    assert values == pytest.approx([0.5, 0.5, np.nan], nan_ok=True)
 
 
 def scenes(part: str) -> list[tuple[Path, np.ndarray]]:

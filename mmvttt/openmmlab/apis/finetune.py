@@ -182,7 +182,10 @@ class _Progress(Hook):
         """Says how long the training is."""
         done = f', from step {runner.iter}' if runner.iter else ''
         batch = runner.cfg.train_dataloader.batch_size
-        self._say(f'training  {runner.max_iters} steps of {batch} pictures{done}')
+        self._say(
+            f'training  {runner.max_iters} steps of {batch} pictures{done}; Ctrl-C saves it, and '
+            'the same command resumes it'
+        )
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Says what was measured."""
