@@ -38,7 +38,6 @@ def main() -> None:
         from mmvttt.deploy.model_file import write_model
         from mmvttt.named_model import find_timm, is_timm
 
-        print(f'tracing and translating {args.model}: a minute or more', flush=True)
         if is_timm(args.model) and not args.predictions:
             require_format(args.out)
             named = find_timm(args.model, args.cfg_options)

@@ -173,6 +173,11 @@ def _read(
         except CheckpointError:
             raise
         except pickle.UnpicklingError as error:
+            file.seek(0)
+            if file.read(1) == b'<':
+                raise CheckpointError(
+                    f'{path or source!r} is a web page and not a checkpoint: download it again'
+                ) from None
             raise RefusedCheckpointError(
                 f'{source!r} is not read: it holds {_refused_object(error)}, which is more than '
                 'tensors and plain data, and reading that could run code (or it is not a '

@@ -78,6 +78,7 @@ def write_model(
         **(notes or {}),
     }
     names = getattr(network, 'names', None)
+    print(f'tracing and translating {named.name}: a minute or more', flush=True)
     run = export_module(network, image, out, fixed_size, decompose, notes, names)
     shapes = [(1, height, width)]
     if predictions is None:

@@ -1,5 +1,6 @@
 """Command lines of the tools with wrong files, names and numbers: one sentence, no traceback."""
 
+import errno
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -80,16 +81,20 @@ FILES = (('publish_checkpoint', 'other.pth'), ('test', *DETECTOR, '--out'))
 FOLDERS = (('test', *DETECTOR, '--show-dir'),)
 
 
+def read_only(**_: Any) -> None:
+    raise OSError(errno.EROFS, 'Read-only file system')
+
+
 @pytest.mark.parametrize('args', FILES + FOLDERS)
 def test_outputs_are_tried_before_the_work(run: Callable, tools: Any, args: tuple) -> None:
-    assert "text.txt', which is not a folder" in run(*args, 'text.txt/new/out.pth', status=2)
+    assert "text.txt' (Not a directory)" in run(*args, 'text.txt/new/out.pth', status=2)
     if args in FILES:
         assert "'empty' is not a file" in run(*args, 'empty', status=2)
     else:
-        assert "text.txt', which is not a folder" in run(*args, 'text.txt', status=2)
+        assert "text.txt' (Not a directory)" in run(*args, 'text.txt', status=2)
     # In place of a folder's permissions, which do not bind root.
-    tools.patch.setattr('os.access', lambda *_: False)
-    assert 'is read-only' in run(*args, 'empty/new/out.pth', status=2)
+    tools.patch.setattr('mmvttt.outputs.TemporaryFile', read_only)
+    assert "empty' (Read-only file system)" in run(*args, 'empty/new/out.pth', status=2)
     assert not any(Path('empty').iterdir())
 
 
@@ -101,7 +106,7 @@ def test_outputs_are_tried_before_the_work_from_python(tmp_path: Path) -> None:
         lambda: next(export_model('no_model', None, f'{folder}/a.onnx')),
     ]
     for case in cases:
-        with pytest.raises(UsageError, match=r"text\.txt', which is not a folder"):
+        with pytest.raises(UsageError, match=r"text\.txt' \(Not a directory\)"):
             case()
 
 

@@ -94,6 +94,7 @@ def test_yolo(parts: str, names: str, tmp_path: Path) -> None:
     text(root / 'data.yaml', f'train: ../train/images\nnames: {names}\n')
     data = read_folder(root)
     assert (data.classes, len(data.train), len(data.val)) == (('dog',), 2, 2)
+    assert data.notes == ['no object is a cat: left out']
     (box,) = data.train[0].objects
     assert box['bbox'] == pytest.approx([15, 12, 10, 6])
     assert data.train[1].objects == []
@@ -175,7 +176,7 @@ def test_class_folders(parts: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ('label', 'message'),
     [
-        ('2 0.5 0.5 0.2 0.2', "a.txt' cannot be read as YOLO"),
+        ('2 0.5 0.5 0.2 0.2', "a.txt' cannot be read as YOLO .*class 2 is none of .*dog"),
         ('0 150 120 30 40', 'in fractions'),
         ('0 0.5 0.5 0.2', 'neither a box nor a polygon'),
         ('cat 0.5 0.5 0.2 0.2', 'could not convert'),

@@ -317,7 +317,8 @@ def test_layers_are_called_as_modules_and_may_be_replaced(name: str) -> None:
     outs = model(image)
     sum(y.square().sum() for y in outs).backward()
     assert {n: kinds for n, kinds in calls.items() if kinds != {'forward', 'backward'}} == {}
-    for n in ('blocks.0.norm2', 'blocks.0.mlp.fc2', 'blocks.0.mixer.qkv'):
+    projection = 'in_proj' if name in ('Vittt', 'ViTAdapter') else 'qkv'
+    for n in ('blocks.0.norm2', 'blocks.0.mlp.fc2', f'blocks.0.mixer.{projection}'):
         path = {'HViT3': f'stages.0.{n}', 'ViTAdapter': f'backbone.{n}'}.get(name, n)
         before = model.get_submodule(path)
         model.set_submodule(path, Shifted(before))

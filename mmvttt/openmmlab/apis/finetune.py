@@ -20,6 +20,7 @@ from mmengine.runner import Runner
 from mmvttt.checkpoints.published import PUBLISHED, SCHEME
 from mmvttt.checkpoints.sources import find_source
 from mmvttt.errors import CheckpointError, DataError, UsageError
+from mmvttt.outputs import check_new_folder
 from mmvttt.pictures import open_image
 
 from ..config import load_config
@@ -119,11 +120,13 @@ def finetune(
 
     Raises:
         DataError: The folder is in none of the formats, or has errors.
-        UsageError: `start` is of another task, or the work directory is of another training.
+        UsageError: `start` is of another task, or the work directory is of another training or
+            cannot be written.
         CheckpointError: The weights cannot be read or downloaded.
     """
     root = Path(folder).expanduser().resolve()
     out = Path(work_dir or Path('work_dirs', f'finetune_{root.name}')).resolve()
+    check_new_folder(out)
     data = read_folder(root)
     say(
         f'{root}: {data.format}, {len(data.train)} + {len(data.val)} pictures, {data.task} of '

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import sys
 from functools import partial, wraps
 from typing import Any
@@ -34,8 +35,8 @@ def _without_sync_bn(module: nn.Module) -> nn.Module:
     from mmengine.logging import print_log
     from mmengine.model import revert_sync_batchnorm
 
-    # torch has no SyncBN on the CPU; logged, because the statistics change.
-    print_log('SyncBN needs a GPU: every process normalises on its own', 'current')
+    # torch has no SyncBN on the CPU; a warning, because the statistics change.
+    print_log('SyncBN needs a GPU: every process normalises on its own', 'current', logging.WARNING)
     return revert_sync_batchnorm(module)
 
 

@@ -117,6 +117,8 @@ def read_folder(root: Path) -> OwnFolder:
         if 0 < masks < len(objects):
             notes.append(f'{len(objects) - masks} of {len(objects)} objects have no mask: boxes')
         present = {o['category'] for p in pictures for o in p.objects}
+        if absent := [name for name in classes if name not in present]:
+            notes.append(f'no object is a {", ".join(absent)}: left out')
         classes = [name for name in classes if name in present]
     if not classes or not train or not val:
         raise DataError(
@@ -209,6 +211,8 @@ def _yolo(root: Path, files: list[Path], images: list[Path]) -> Read:
         if (path := annotated.get(image)) is not None:
             with _reading(path, 'YOLO'):
                 lines = [[*map(float, line.split())] for line in path.read_text().split('\n')]
+                if unknown := {line[0] for line in lines if line} - {*names}:
+                    raise ValueError(f'class {min(unknown):g} is none of {names}')
                 picture.objects += [
                     _yolo_object(names[n], rest, picture) for n, *rest in filter(None, lines)
                 ]
