@@ -6,7 +6,7 @@ STACK ?= openmmlab
 TOOLBOXES_openmmlab := lite,det,seg,pretrain
 TOOLBOXES_onedl := onedl-det,onedl-seg,onedl-pretrain
 TOOLBOXES := $(or $(TOOLBOXES_$(STACK)),$(error STACK=$(STACK): there are openmmlab and onedl))
-EXTRAS := $(TOOLBOXES),cpu,demo,openvino,gen,test
+EXTRAS := $(TOOLBOXES),cpu,demo,export,gen,test
 VENV := .venv$(if $(filter onedl,$(STACK)),-onedl)
 BIN := $(VENV)/bin
 # The library alone, from its wheel, and the tests of it.

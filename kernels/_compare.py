@@ -65,7 +65,7 @@ def place(x: Any, layout: Any, device: Any) -> Any:
     shape, stride, start = layout['shape'], layout['stride'], layout['offset']
     size = start + 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
     memory = torch.zeros(size, dtype=x.dtype, device=device)
-    # What is expanded is written once.
+    # Expanded dimensions are written once.
     for axis, step in enumerate(stride):
         x = x.narrow(axis, 0, 1) if step == 0 else x
     memory.as_strided(x.shape, stride, start).copy_(x)
@@ -80,7 +80,7 @@ def compare(op: Op, kernel: ModuleType, layouts: list[Any], batch: int, device: 
     """The verdict on the kernels of a call with some images of these layouts, out of `batch`.
 
     Every result and gradient, and what an inference has. The norm of an error and the largest one
-    are held against those of the reference in the same precision.
+    are compared with the errors of the reference in the same precision.
     """
     given = examples(op, layouts)
     exact = op.arguments._make(x.double() if _is_float(x) else x for x in given)

@@ -14,7 +14,7 @@ OLD, HOPPER, BLACKWELL, OTHER = 'below 8.0', '9.0 (H100, H200)', '10.x (B200, B3
 
 
 class Row(NamedTuple):
-    """What is known of a GPU.
+    """Known behaviour of a GPU.
 
     Attributes:
         gpu: Name of a range of compute capabilities.

@@ -135,7 +135,7 @@ class Launch:
 
 
 def _kind(x: Any) -> Any:
-    """What Triton compiles an argument for: a type, alignment, divisibility by 16, the number 1."""
+    """Properties that Triton specializes on: type, alignment, divisibility by 16, being 1."""
     if isinstance(x, Tensor):
         return x.dtype, x.data_ptr() % 16 == 0
     if isinstance(x, tuple):

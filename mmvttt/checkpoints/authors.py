@@ -36,7 +36,7 @@ _DOWNSAMPLE = re.compile(r'layers\.(\d+)\.downsample\.conv\.(\d)\.(conv|norm)\.'
 
 
 def authors_prefix(weights: Mapping[str, Tensor]) -> str | None:
-    """What precedes the authors' names of a backbone; None if there are none."""
+    """The prefix of the authors' names of a backbone; None if there are no such names."""
     marks = sorted((m for m in map(_MARK.fullmatch, weights) if m), key=lambda m: len(m[0]))
     return marks[0][1] if marks else None
 

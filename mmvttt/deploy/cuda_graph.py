@@ -63,7 +63,7 @@ class Replayed(nn.Module):
             )
         with self._lock:
             if self._graph is None:
-                # What a graph keeps must not be tensors of inference_mode.
+                # A graph must not keep tensors of inference_mode.
                 with torch.inference_mode(False), torch.no_grad():
                     self._record(images)
             return self._replay(images)

@@ -262,4 +262,5 @@ def test_a_head_is_inherited_where_the_classes_are_as_many(tmp_path: Path) -> No
 
 def mmpretrain_head(classes: int, init_cfg: list[dict]) -> nn.Module:
     heads = pytest.importorskip('mmpretrain.models.heads')
-    return heads.LinearClsHead(classes, 32, init_cfg=init_cfg)
+    loss = dict(type='mmpretrain.CrossEntropyLoss')
+    return heads.LinearClsHead(classes, 32, loss=loss, init_cfg=init_cfg)

@@ -159,7 +159,7 @@ def compiled_for(gpu: int | str) -> Iterator[dict[str, CompiledKernel]]:
 
     amd = isinstance(gpu, str)
     target = GPUTarget('hip' if amd else 'cuda', gpu, 64 if amd else 32)
-    # What Triton asks a driver before a launch; the device is the key of its cache.
+    # Triton asks a driver for these before a launch; the device is the key of its cache.
     no_gpu = SimpleNamespace(
         get_current_target=lambda: target,
         get_current_device=lambda: gpu,

@@ -154,7 +154,7 @@ def put_in_place(
         model.pretrained_cfg = model.default_cfg = {**cfg, 'architecture': LINEAR_VIT}
         options: Any = note.options
         with suppress(ValueError):
-            # Of classes that no config can name, timm says that it cannot write them.
+            # timm reports classes that no config can name when it saves the model.
             options = note.to_json()
         update_model_args(model, source=source, linearize=options)
     model.__class__ = _linear_class(methods or Linearized, type(model))

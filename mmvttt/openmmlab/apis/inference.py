@@ -206,7 +206,7 @@ class Predictor:
             try:
                 return self.load(dict(img_path=os.fspath(image)))
             except AssertionError as error:
-                # What mmcv says where OpenCV returns nothing.
+                # mmcv raises this where OpenCV returns nothing.
                 raise UsageError(
                     f'OpenCV cannot read {os.fspath(image)!r}: write it as an 8-bit PNG'
                 ) from error

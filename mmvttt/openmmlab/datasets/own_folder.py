@@ -303,7 +303,7 @@ _FORMATS: dict[str, Callable[[Path, list[Path], list[Path]], Read]] = {
 
 
 def picture_size(path: Path) -> tuple[int, int]:
-    """(height, width), upright; a DataError if a file is no image."""
+    """(height, width), upright; raises DataError if a file is not an image."""
     facts = read_image(os.fspath(path))
     if facts.problem or facts.size is None:
         raise DataError(f'{os.fspath(path)!r} is among the {facts.problem or "too large images"}')
