@@ -29,23 +29,17 @@ from ._tiles import (
     VARYING,
     add_outer,
     apply_state,
-    carried_steps,
-    chunk_count,
     column,
     concat_features,
     dense_scan_of,
     descent_step,
     feature_offsets,
     from_scratch,
-    last_token_scale,
     load_features,
     load_rows,
     load_state,
     load_state_before,
     load_tile,
-    mini_batch_chunks,
-    outer_iterations,
-    outer_stride,
     repeat_blocks,
     row_pointers,
     saturating_cast,
@@ -60,7 +54,6 @@ from ._tiles import (
     store_state,
     store_tile,
     subtract_mean,
-    sum_features,
     sum_features2,
     sum_features3,
     sum_features4,
@@ -111,7 +104,7 @@ def backward_query(
     do,  # (B, T, R, H, D)
     dq,  # (B, T, R, H, D)
     dnorm,  # dln_weight and dln_bias (B·R·H, segments, D)
-    dtoken_scale,  # (B·R·H, segments, 16); in larger mini-batches (B·R·H, chunks, D/16, 16)
+    dtoken_scale,  # (B·R·H, segments, 16)
     T,
     R,
     H,
@@ -129,7 +122,7 @@ def backward_query(
     w0, b0, ln_weight, ln_bias, token_scale = parameters
     z_kept, w_kept, c_kept = kept
     tiles, rows = scratch
-    chunks = chunk_count(T, SIZE)
+    chunks = tl.cdiv(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
     part = tl.program_id(0) % segments
@@ -143,11 +136,8 @@ def backward_query(
     do += dense
     tiles += scratch_start(scan, chunks, TILES * D)
     rows += scratch_start(scan, chunks, ROWS)
-    if mini_batch_chunks(SIZE) > 1:
-        dtoken_scale += scratch_start(scan, chunks, D // CHUNK)
     head = scan % (R * H)
-    tau = token_scales(token_scale, head // H, 0, SIZE, HAS_SCALE, ACC)
-    tau_last = last_token_scale(token_scale, head // H, SIZE, HAS_SCALE, ACC)
+    tau, tau_last = token_scales(token_scale, head // H, SIZE, HAS_SCALE, ACC)
     gamma = load_features(ln_weight + head * D, D)
     gamma_row = tl.load(ln_weight + head * D + tl.arange(0, D))[None, :]
     lam_row = tl.load(ln_bias + head * D + tl.arange(0, D))[None, :]
@@ -165,95 +155,70 @@ def backward_query(
     q_next = load_tile(q, q_step, first, T, D, SIZE)
     z_next = load_tile(z_kept, dense_step, first, T, D, SIZE)
     steps_next = load_rows(eta, eta_step, first, T, SIZE)
-    stride = outer_stride(segment, SIZE)
-    for i in range(outer_iterations(first, last, SIZE)):
-        start = first + i * stride
-        # Sums that earlier chunks of the mini-batch add to the state, without τ.
-        s_later, c_later = tl.zeros_like(s), tl.zeros_like(c)
-        for n in tl.range(start, tl.minimum(start + stride, last), num_stages=1):
-            k_tile, q_tile, z_tile, steps = k_next, q_next, z_next, steps_next
-            v_tile = load_tile(v, v_step, n, T, D, SIZE)
-            do_tile = load_tile(do, dense_step, n, T, D, SIZE)
-            k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
-            q_next = load_tile(q, q_step, n + 1, T, D, SIZE)
-            z_next = load_tile(z_kept, dense_step, n + 1, T, D, SIZE)
-            steps_next = load_rows(eta, eta_step, n + 1, T, SIZE)
+    for n in tl.range(first, last, num_stages=1):
+        k_tile, q_tile, z_tile, steps = k_next, q_next, z_next, steps_next
+        v_tile = load_tile(v, v_step, n, T, D, SIZE)
+        do_tile = load_tile(do, dense_step, n, T, D, SIZE)
+        k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
+        q_next = load_tile(q, q_step, n + 1, T, D, SIZE)
+        z_next = load_tile(z_kept, dense_step, n + 1, T, D, SIZE)
+        steps_next = load_rows(eta, eta_step, n + 1, T, SIZE)
 
-            zq = apply_state(s, c, q_tile, D, PRECISION)
-            if mini_batch_chunks(SIZE) > 1:
-                tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
-                learnt = apply_state(s_later, c_later, q_tile, D, PRECISION)
-                zq += column(tau) * learnt
-            s_now = split_inputs(s.to(k_tile.dtype), D)
+        zq = apply_state(s, c, q_tile, D, PRECISION)
+        s_now = split_inputs(s.to(k_tile.dtype), D)
 
-            # The keys' side, as in the forward pass.
-            x, rstd_k, slope, mean_px, g = inner_model(
-                z_tile.to(ACC), k_tile, v_tile, gamma_row, lam_row, eps, D, WIDTH
-            )
-            g_tile, x_tile = saturating_cast(g, k_tile), x.to(k_tile.dtype)
-            slope_tile = saturating_cast(slope, k_tile)
-            tl.store(scratch_tile(tiles, n, TILE_G, D), tl.reshape(g_tile, (CHUNK * D,)))
-            tl.store(scratch_tile(tiles, n, TILE_X, D), tl.reshape(x_tile, (CHUNK * D,)))
-            tl.store(scratch_tile(tiles, n, TILE_SLOPE, D), tl.reshape(slope_tile, (CHUNK * D,)))
-            tl.store(scratch_rows(rows, n, ROW_RSTD), rstd_k)
-            tl.store(scratch_rows(rows, n, ROW_MEAN_PX), mean_px)
-            # Updates the state right after reading it: the keys are operands of both, and their
-            # registers are free afterwards.
-            eg = descent_step(g_tile, carried_steps(steps, tau_last, SIZE)[:, None])
-            if mini_batch_chunks(SIZE) > 1:
-                later_now = split_inputs(s_later.to(k_tile.dtype), D)
-                s_later, c_later = add_outer(
-                    s_later, c_later, split_features(eg, D), k_tile, D, PRECISION
-                )
-            else:
-                s, c = add_outer(s, c, split_features(eg, D), k_tile, D, PRECISION)
-            e = tl.where(causal, tau[None, :, None] * steps[None, None, :], 0)
-            qk = scores(q_tile, k_tile, D, PRECISION, ACC) + 1
-            m = saturating_cast(-e * qk, k_tile)
-            zq = add_dot(zq, m, split_features(g_tile, D), PRECISION)
+        # The keys' side, as in the forward pass.
+        x, rstd_k, slope, mean_px, g = inner_model(
+            z_tile.to(ACC), k_tile, v_tile, gamma_row, lam_row, eps, D, WIDTH
+        )
+        g_tile, x_tile = saturating_cast(g, k_tile), x.to(k_tile.dtype)
+        slope_tile = saturating_cast(slope, k_tile)
+        tl.store(scratch_tile(tiles, n, TILE_G, D), tl.reshape(g_tile, (CHUNK * D,)))
+        tl.store(scratch_tile(tiles, n, TILE_X, D), tl.reshape(x_tile, (CHUNK * D,)))
+        tl.store(scratch_tile(tiles, n, TILE_SLOPE, D), tl.reshape(slope_tile, (CHUNK * D,)))
+        tl.store(scratch_rows(rows, n, ROW_RSTD), rstd_k)
+        tl.store(scratch_rows(rows, n, ROW_MEAN_PX), mean_px)
+        # Updates the state right after reading it: the keys are operands of both, and their
+        # registers are free afterwards.
+        eg = descent_step(g_tile, (tau_last * steps)[:, None])
+        s, c = add_outer(s, c, split_features(eg, D), k_tile, D, PRECISION)
+        e = tl.where(causal, tau[None, :, None] * steps[None, None, :], 0)
+        qk = scores(q_tile, k_tile, D, PRECISION, ACC) + 1
+        m = saturating_cast(-e * qk, k_tile)
+        zq = add_dot(zq, m, split_features(g_tile, D), PRECISION)
 
-            # The gradient of Z̄. Its sums share an exchange: Σ(u⊙LN̂(Z̄)) is Σ(u⊙Z̄)/σ.
-            dlam += do_tile.to(ACC)
-            grad = split_features(do_tile, D).to(ACC)
-            u = gamma * grad
-            square, sum_u, sum_uz = sum_features3(zq * zq, u, u * zq)
-            rstd_q = tl.rsqrt(square / WIDTH + eps)
-            xq, sum_ux = zq * column(rstd_q), sum_uz * rstd_q
-            dgamma += fold_token_pairs(grad * xq, D)
-            u = subtract_mean(u, column(sum_u / WIDTH), D, WIDTH)
-            d = ((u - xq * column(sum_ux / WIDTH)) * column(rstd_q)).to(k_tile.dtype)
-            d_tile = concat_features(d, D)
-            tl.store(scratch_tile(tiles, n, TILE_D, D), to_scratch(d, D))
+        # The gradient of Z̄. Its sums share an exchange: Σ(u⊙LN̂(Z̄)) is Σ(u⊙Z̄)/σ.
+        dlam += do_tile.to(ACC)
+        grad = split_features(do_tile, D).to(ACC)
+        u = gamma * grad
+        square, sum_u, sum_uz = sum_features3(zq * zq, u, u * zq)
+        rstd_q = tl.rsqrt(square / WIDTH + eps)
+        xq, sum_ux = zq * column(rstd_q), sum_uz * rstd_q
+        dgamma += fold_token_pairs(grad * xq, D)
+        u = subtract_mean(u, column(sum_u / WIDTH), D, WIDTH)
+        d = ((u - xq * column(sum_ux / WIDTH)) * column(rstd_q)).to(k_tile.dtype)
+        d_tile = concat_features(d, D)
+        tl.store(scratch_tile(tiles, n, TILE_D, D), to_scratch(d, D))
 
-            # Through M to G, E and the queries.
-            u = dot(transpose(m), d, ACC, PRECISION)
-            tl.store(scratch_tile(tiles, n, TILE_U, D), to_scratch(u.to(k_tile.dtype), D))
-            dg = scores(d_tile, g_tile, D, PRECISION, ACC)
-            de = tl.where(causal, -dg * qk, 0)
-            # Every block has the same E, and its own part of the updates by earlier chunks.
-            if mini_batch_chunks(SIZE) == 1:
-                dtau += tl.sum(de * steps[None, None, :], axis=2)
-            elif HAS_SCALE:
-                dscale = tl.where(block == 0, tl.sum(de * steps[None, None, :], axis=2), 0)
-                dscale += tl.sum(d.to(ACC) * learnt, axis=2)
-                tl.store(dtoken_scale + n * D + feature_offsets(D), dscale)
-            places = scratch_rows(rows, n, ROW_DETA)[None, :] + block * 0
-            tl.store(places, tl.sum(de * tau[None, :, None], axis=1), mask=block == 0)
-            es = (-e * dg).to(k_tile.dtype)
-            dq_tile = dot(repeat_blocks(d_tile, D), s_now, ACC, PRECISION)
-            if mini_batch_chunks(SIZE) > 1:
-                dq_tile += column(tau) * dot(repeat_blocks(d_tile, D), later_now, ACC, PRECISION)
-            dq_tile = add_dot(dq_tile, es, split_features(k_tile, D), PRECISION)
-            store_tile(dq + dense, dense_step, n, T, concat_features(dq_tile + grad, D), D, SIZE)
-        if mini_batch_chunks(SIZE) > 1:
-            s, c = s + tau_last * s_later, c + tau_last * c_later
+        # Through M to G, E and the queries.
+        u = dot(transpose(m), d, ACC, PRECISION)
+        tl.store(scratch_tile(tiles, n, TILE_U, D), to_scratch(u.to(k_tile.dtype), D))
+        dg = scores(d_tile, g_tile, D, PRECISION, ACC)
+        de = tl.where(causal, -dg * qk, 0)
+        # Every block has the same E.
+        dtau += tl.sum(de * steps[None, None, :], axis=2)
+        places = scratch_rows(rows, n, ROW_DETA)[None, :] + block * 0
+        tl.store(places, tl.sum(de * tau[None, :, None], axis=1), mask=block == 0)
+        es = (-e * dg).to(k_tile.dtype)
+        dq_tile = dot(repeat_blocks(d_tile, D), s_now, ACC, PRECISION)
+        dq_tile = add_dot(dq_tile, es, split_features(k_tile, D), PRECISION)
+        store_tile(dq + dense, dense_step, n, T, concat_features(dq_tile + grad, D), D, SIZE)
     slot = tl.cast(tl.program_id(0), tl.int64)
     tl.store(after + slot * D * D + state_offsets(D), s)
     tl.store(dnorm[0] + slot * D + feature_offsets(D), tl.sum(dgamma, axis=1))
     tl.store(dnorm[1] + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
-    if mini_batch_chunks(SIZE) == 1:
-        places = dtoken_scale + slot * CHUNK + tl.arange(0, CHUNK)[None, :] + block * 0
-        tl.store(places, dtau, mask=block == 0)
+    places = dtoken_scale + slot * CHUNK + tl.arange(0, CHUNK)[None, :] + block * 0
+    tl.store(places, dtau, mask=block == 0)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -265,7 +230,6 @@ def backward_chain(
     scratch,  # reads tiles D, U, X, G, rows 1/σ, mean(P⊙X); writes tiles dP, dZ, row dlast
     dkept,  # gradient of the state after each segment, as W and c are kept
     dstart,  # gradients of w0 (B·R·H, D, D) and b0 (B·R·H, D)
-    dc_after,  # (B·R·H, mini-batches, D): gradient of c after each mini-batch of several chunks
     T,
     R,
     H,
@@ -288,13 +252,11 @@ def backward_chain(
     k, k_step = scan_of(k, strides[1], scan, T, R, H, reverse_mask)
     eta, eta_step = dense_scan_of(eta, 1, scan, T, R, H, reverse_mask)
     head = scan % (R * H)
-    tau_last = last_token_scale(token_scale, head // H, SIZE, HAS_SCALE, ACC)
+    _, tau_last = token_scales(token_scale, head // H, SIZE, HAS_SCALE, ACC)
     gamma = load_features(ln_weight + head * D, D)
     ds = tl.zeros((D // CHUNK, CHUNK, D), ACC)
     dc = tl.zeros((D // CHUNK, CHUNK, CHUNK), ACC)
-    features = feature_offsets(D)[:, None, :] + tl.zeros((1, CHUNK, 1), tl.int32)
-    first_row = tl.arange(0, CHUNK)[None, :, None] == 0
-    chunks = chunk_count(T, SIZE)
+    chunks = tl.cdiv(T, SIZE)
     tiles += scratch_start(scan, chunks, TILES * D)
     rows += scratch_start(scan, chunks, ROWS)
     segments = tl.cdiv(chunks, segment)
@@ -309,21 +271,12 @@ def backward_chain(
     rstd_next = tl.load(scratch_rows(rows, chunks - 1, ROW_RSTD))
     mean_px_next = tl.load(scratch_rows(rows, chunks - 1, ROW_MEAN_PX))
     # Two loops, so that storing a state takes no registers from the chunks between.
-    stride = outer_stride(segment, SIZE)
-    units = tl.cdiv(chunks, stride)
-    for j in range(units):
-        first = (units - 1 - j) * stride
-        last = tl.minimum(first + stride, chunks) - 1
-        if last % segment == segment - 1 or last == chunks - 1:
-            part = slot + last // segment
-            store_state(dw_kept + part * D * D, dc_kept + part * D, ds, dc, D)
-        # Gradient of a chunk's steps: from the next mini-batches, then from later queries.
-        ds_step, dc_step = tau_last * ds, tau_last * dc
-        if HAS_SCALE and mini_batch_chunks(SIZE) > 1:
-            place = tl.cast(scan, tl.int64) * units + units - 1 - j
-            tl.store(dc_after + place * D + features, dc, mask=first_row)
-        for i in tl.range(last - first + 1, num_stages=1):
-            n = last - i
+    for j in range(segments):
+        part = segments - 1 - j
+        first = part * segment
+        last = tl.minimum(first + segment, chunks) - 1
+        store_state(dw_kept + (slot + part) * D * D, dc_kept + (slot + part) * D, ds, dc, D)
+        for n in tl.range(last, first - 1, -1, num_stages=1):
             before = tl.maximum(n - 1, 0)
             k_tile, q_tile, g_tile, d_tile, x_tile = k_next, q_next, g_next, d_next, x_next
             d_tile = from_scratch(d_tile, D)
@@ -342,16 +295,10 @@ def backward_chain(
             grad = split_features(g_tile, D).to(ACC)
 
             # U = −MᵀD − e⊙H with H = K dW' + dc'.
-            if mini_batch_chunks(SIZE) > 1:
-                h = apply_state(ds_step, dc_step, k_tile, D, PRECISION)
-                tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
-                scaled = (d_tile.to(ACC) * column(tau)).to(k_tile.dtype)
-                ds_step, dc_step = add_outer(ds_step, dc_step, scaled, q_tile, D, PRECISION)
-            else:
-                h = apply_state(ds, dc, k_tile, D, PRECISION)
+            h = apply_state(ds, dc, k_tile, D, PRECISION)
             ds, dc = add_outer(ds, dc, d_tile, q_tile, D, PRECISION)
             x = split_features(x_tile, D).to(ACC)
-            u = u_tile.to(ACC) - h * column(carried_steps(steps, tau_last, SIZE))
+            u = u_tile.to(ACC) - h * column(tau_last * steps)
             mean_u, mean_ux, mean_ug, sum_hg = sum_features4(u, u * x, u * grad, h * grad)
             mean_u, mean_ux, mean_ug = mean_u / WIDTH, mean_ux / WIDTH, mean_ug / WIDTH
             # D and H have no mean but rounding errors, which grow as in `inner_gradient`.
@@ -382,7 +329,6 @@ def backward_key(
     token_scale,  # (R, b)
     after,  # (B, R, H, segments, D, D): W after each segment
     dkept,  # gradients of W and c there
-    dc_after,  # (B·R·H, mini-batches, D): gradient of c after each mini-batch of several chunks
     scratch,  # reads tiles D, G, ∂P/∂γ, dP, dZ and rows deta, dlast
     dtokens,  # dk, dv (B, T, R, H, D) and deta (B, T, R, H)
     dnorm,  # dln_weight and dln_bias (B·R·H, segments, D)
@@ -403,7 +349,7 @@ def backward_key(
     dw_kept, dc_kept = dkept
     tiles, rows = scratch
     dk, dv, deta = dtokens
-    chunks = chunk_count(T, SIZE)
+    chunks = tl.cdiv(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
     part = tl.program_id(0) % segments
@@ -416,8 +362,7 @@ def backward_key(
     tiles += scratch_start(scan, chunks, TILES * D)
     rows += scratch_start(scan, chunks, ROWS)
     head = scan % (R * H)
-    tau = token_scales(token_scale, head // H, 0, SIZE, HAS_SCALE, ACC)
-    tau_last = last_token_scale(token_scale, head // H, SIZE, HAS_SCALE, ACC)
+    tau, tau_last = token_scales(token_scale, head // H, SIZE, HAS_SCALE, ACC)
     # Nothing is summed over features here: tensors that are not multiplied keep the layout of
     # loads.
     gamma = tl.load(ln_weight + head * D + tl.arange(0, D))[None, :]
@@ -428,8 +373,6 @@ def backward_key(
     dgamma = tl.zeros((CHUNK, D), ACC)
     dlam = tl.zeros((CHUNK, D), ACC)
     dlast = tl.zeros((CHUNK,), ACC)
-    # Gradient of τ_b by tokens and features, for mini-batches of several chunks.
-    dlast_parts = tl.zeros((D // CHUNK, CHUNK, CHUNK), ACC)
     first = part * segment
     last = tl.minimum(first + segment, chunks) - 1
     # The tokens of the next chunk are on their way while this one is computed.
@@ -439,102 +382,50 @@ def backward_key(
     d_next = tl.load(scratch_tile(tiles, last, TILE_D, D))
     dz_next = tl.load(scratch_tile(tiles, last, TILE_DZ, D))
     steps_next = load_rows(eta, eta_step, last, T, SIZE)
-    stride = outer_stride(segment, SIZE)
-    units = outer_iterations(first, last + 1, SIZE)
-    for j in range(units):
-        start = first + (units - 1 - j) * stride
-        end = tl.minimum(start + stride - 1, last)
-        # Gradient of a chunk's steps, as in the chain.
-        ds_step = tau_last * ds
-        if mini_batch_chunks(SIZE) > 1:
-            # Steps the state back by a whole mini-batch.
-            s_back = tl.zeros_like(s)
-            if HAS_SCALE:
-                place = tl.cast(scan, tl.int64) * tl.cdiv(T, SIZE)
-                place += start // mini_batch_chunks(SIZE)
-                dc = load_features(dc_after + place * D, D) + tl.zeros_like(dlast_parts)
-            k_past, g_past, steps_past = k_next, g_next, steps_next
-            for i in tl.range(end - start + 1, num_stages=1):
-                n = end - i
-                before = tl.maximum(n - 1, 0)
-                k_tile, g_tile, steps = k_past, g_past, steps_past
-                k_past = load_tile(k, k_step, before, T, D, SIZE)
-                g_past = tl.reshape(tl.load(scratch_tile(tiles, before, TILE_G, D)), (CHUNK, D))
-                steps_past = load_rows(eta, eta_step, before, T, SIZE)
-                eg = descent_step(g_tile, steps[:, None])
-                s_back = add_dot(
-                    s_back, transpose(split_features(eg, D)), repeat_blocks(k_tile, D), PRECISION
-                )
-                if HAS_SCALE:
-                    h = apply_state(ds, dc, k_tile, D, PRECISION)
-                    dlast_parts -= h * split_features(g_tile, D).to(ACC) * column(steps)
-            s -= tau_last * s_back
-        for i in tl.range(end - start + 1, num_stages=1):
-            n = end - i
-            before = tl.maximum(n - 1, 0)
-            k_tile, g_tile, q_tile, d_tile, dz_tile = k_next, g_next, q_next, d_next, dz_next
-            d_tile, dz_tile = from_scratch(d_tile, D), from_scratch(dz_tile, D)
-            steps = steps_next
-            k_next = load_tile(k, k_step, before, T, D, SIZE)
-            g_next = tl.reshape(tl.load(scratch_tile(tiles, before, TILE_G, D)), (CHUNK, D))
-            q_next = load_tile(q, q_step, before, T, D, SIZE)
-            d_next = tl.load(scratch_tile(tiles, before, TILE_D, D))
-            dz_next = tl.load(scratch_tile(tiles, before, TILE_DZ, D))
-            steps_next = load_rows(eta, eta_step, before, T, SIZE)
-            dp_tile = tl.load(scratch_tile(tiles, n, TILE_DP, D))
-            slope_tile = tl.reshape(tl.load(scratch_tile(tiles, n, TILE_SLOPE, D)), (CHUNK, D))
-            de_last = tl.load(scratch_rows(rows, n, ROW_DLAST))
-            de = tl.load(scratch_rows(rows, n, ROW_DETA))
+    for n in tl.range(last, first - 1, -1, num_stages=1):
+        before = tl.maximum(n - 1, 0)
+        k_tile, g_tile, q_tile, d_tile, dz_tile = k_next, g_next, q_next, d_next, dz_next
+        d_tile, dz_tile = from_scratch(d_tile, D), from_scratch(dz_tile, D)
+        steps = steps_next
+        k_next = load_tile(k, k_step, before, T, D, SIZE)
+        g_next = tl.reshape(tl.load(scratch_tile(tiles, before, TILE_G, D)), (CHUNK, D))
+        q_next = load_tile(q, q_step, before, T, D, SIZE)
+        d_next = tl.load(scratch_tile(tiles, before, TILE_D, D))
+        dz_next = tl.load(scratch_tile(tiles, before, TILE_DZ, D))
+        steps_next = load_rows(eta, eta_step, before, T, SIZE)
+        dp_tile = tl.load(scratch_tile(tiles, n, TILE_DP, D))
+        slope_tile = tl.reshape(tl.load(scratch_tile(tiles, n, TILE_SLOPE, D)), (CHUNK, D))
+        de_last = tl.load(scratch_rows(rows, n, ROW_DLAST))
+        de = tl.load(scratch_rows(rows, n, ROW_DETA))
 
-            if mini_batch_chunks(SIZE) > 1:
-                tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
-                ds_now = split_inputs(ds_step.to(k_tile.dtype), D)
-                scaled = (d_tile.to(ACC) * column(tau)).to(k_tile.dtype)
-                ds_step = add_dot(ds_step, transpose(scaled), repeat_blocks(q_tile, D), PRECISION)
-            else:
-                # A step back. The state enters linearly here, so a sum's rounding error is
-                # harmless.
-                eg = descent_step(g_tile, (tau_last * steps)[:, None])
-                s = add_dot(
-                    s, transpose(split_features(-eg, D)), repeat_blocks(k_tile, D), PRECISION
-                )
-                ds_now = split_inputs(ds.to(k_tile.dtype), D)
-            ds = add_dot(ds, transpose(dz_tile), repeat_blocks(k_tile, D), PRECISION)
-            s_now = split_inputs(s.to(k_tile.dtype), D)
-            gd = scores(g_tile, concat_features(d_tile, D), D, PRECISION, ACC)
-            # Multiplies the product by the steps: e⊙G would be one more operand for all warps.
-            dk_tile = dot(repeat_blocks(g_tile, D), ds_now, ACC, PRECISION)
-            dk_tile *= -column(carried_steps(steps, tau_last, SIZE))
-            dz_whole = repeat_blocks(concat_features(dz_tile, D), D)
-            dk_tile = add_dot(dk_tile, dz_whole, s_now, PRECISION)
-            es = tl.where(causal, -steps[None, :, None] * tau[None, None, :] * gd, 0)
-            es = es.to(k_tile.dtype)
-            dk_tile = add_dot(dk_tile, es, split_features(q_tile, D), PRECISION)
-            ds = add_dot(ds, transpose(d_tile), repeat_blocks(q_tile, D), PRECISION)
+        # A step back. The state enters linearly here, so a sum's rounding error is harmless.
+        eg = descent_step(g_tile, (tau_last * steps)[:, None])
+        s = add_dot(s, transpose(split_features(-eg, D)), repeat_blocks(k_tile, D), PRECISION)
+        ds_now = split_inputs(ds.to(k_tile.dtype), D)
+        ds = add_dot(ds, transpose(dz_tile), repeat_blocks(k_tile, D), PRECISION)
+        s_now = split_inputs(s.to(k_tile.dtype), D)
+        gd = scores(g_tile, concat_features(d_tile, D), D, PRECISION, ACC)
+        # Multiplies the product by the steps: e⊙G would be one more operand for all warps.
+        dk_tile = dot(repeat_blocks(g_tile, D), ds_now, ACC, PRECISION)
+        dk_tile *= -column(tau_last * steps)
+        dz_whole = repeat_blocks(concat_features(dz_tile, D), D)
+        dk_tile = add_dot(dk_tile, dz_whole, s_now, PRECISION)
+        es = tl.where(causal, -steps[None, :, None] * tau[None, None, :] * gd, 0)
+        es = es.to(k_tile.dtype)
+        dk_tile = add_dot(dk_tile, es, split_features(q_tile, D), PRECISION)
+        ds = add_dot(ds, transpose(d_tile), repeat_blocks(q_tile, D), PRECISION)
 
-            dp = concat_features(from_scratch(dp_tile, D), D).to(ACC)
-            dy = gamma * dp
-            store_tile(dv + dense, dense_step, n, T, -dy, D, SIZE)
-            store_tile(dk + dense, dense_step, n, T, concat_features(dk_tile, D) + dy, D, SIZE)
-            dgamma += dp * slope_tile.to(ACC)
-            dlam += dy
-            if mini_batch_chunks(SIZE) > 1:
-                de += de_last
-            else:
-                dlast += steps * de_last
-                de += tau_last * de_last
-            inside = token_mask(n, T, SIZE)
-            tl.store(row_pointers(deta, eta_step, n, SIZE), de, mask=inside)
+        dp = concat_features(from_scratch(dp_tile, D), D).to(ACC)
+        dy = gamma * dp
+        store_tile(dv + dense, dense_step, n, T, -dy, D, SIZE)
+        store_tile(dk + dense, dense_step, n, T, concat_features(dk_tile, D) + dy, D, SIZE)
+        dgamma += dp * slope_tile.to(ACC)
+        dlam += dy
+        dlast += steps * de_last
+        de += tau_last * de_last
+        inside = token_mask(n, T, SIZE)
+        tl.store(row_pointers(deta, eta_step, n, SIZE), de, mask=inside)
     tl.store(dnorm[0] + slot * D + tl.arange(0, D), tl.sum(dgamma, axis=0))
     tl.store(dnorm[1] + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
-    if mini_batch_chunks(SIZE) > 1:
-        # If the segment has no whole mini-batch, nothing reads a state that depends on τ_b.
-        chunk = mini_batch_chunks(SIZE) - 1
-        n = first + chunk
-        dtoken_scale += scratch_start(scan, chunks, D // CHUNK) + n * D + SIZE - 1 - chunk * CHUNK
-        if HAS_SCALE and n < chunks:
-            dlast = sum_features(dlast_parts)
-            tl.store(dtoken_scale, tl.load(dtoken_scale) + tl.sum(dlast, axis=0))
-    else:
-        dtoken_scale += slot * CHUNK + SIZE - 1
-        tl.store(dtoken_scale, tl.load(dtoken_scale) + tl.sum(dlast, axis=0))
+    dtoken_scale += slot * CHUNK + SIZE - 1
+    tl.store(dtoken_scale, tl.load(dtoken_scale) + tl.sum(dlast, axis=0))

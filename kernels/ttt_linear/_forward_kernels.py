@@ -9,21 +9,16 @@ from ._tiles import (
     VARYING,
     add_outer,
     apply_state,
-    carried_steps,
-    chunk_count,
     column,
     concat_features,
     dense_scan_of,
     descent_step,
     kept_cast,
-    last_token_scale,
     load_features,
     load_rows,
     load_state,
     load_tile,
-    mini_batch_chunks,
     normalized,
-    outer_stride,
     repeat_blocks,
     saturating_cast,
     scan_of,
@@ -103,24 +98,20 @@ def forward_scan(
     if KEEP:
         z_kept, _ = dense_scan_of(z_kept, D, scan, T, R, H, reverse_mask)
     head = scan % (R * H)
-    tau = token_scales(token_scale, head // H, 0, SIZE, HAS_SCALE, ACC)
-    tau_last = last_token_scale(token_scale, head // H, SIZE, HAS_SCALE, ACC)
+    tau, tau_last = token_scales(token_scale, head // H, SIZE, HAS_SCALE, ACC)
     gamma = load_features(ln_weight + head * D, D)
     lam = load_features(ln_bias + head * D, D)
     s, c = load_state(w0 + head * D * D, b0 + head * D, D, WIDTH)
-    chunks = chunk_count(T, SIZE)
+    chunks = tl.cdiv(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     # Prefetches the tokens of the next chunk, except V, which a chunk needs late.
     k_next = load_tile(k, k_step, 0, T, D, SIZE)
     q_next = load_tile(q, q_step, 0, T, D, SIZE)
     steps_next = load_rows(eta, eta_step, 0, T, SIZE)
     # Two loops, so that storing a state takes no registers from the chunks between.
-    stride = outer_stride(segment, SIZE)
-    for i in range(tl.cdiv(chunks, stride)):
-        last = tl.minimum(i * stride + stride, chunks)
-        # Sums that earlier chunks of the mini-batch add to the state, without τ.
-        s_later, c_later = tl.zeros_like(s), tl.zeros_like(c)
-        for n in tl.range(i * stride, last, num_stages=1):
+    for i in range(segments):
+        last = tl.minimum(i * segment + segment, chunks)
+        for n in tl.range(i * segment, last, num_stages=1):
             k_tile, q_tile, steps = k_next, q_next, steps_next
             v_tile = load_tile(v, v_step, n, T, D, SIZE)
             k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
@@ -131,24 +122,14 @@ def forward_scan(
             if KEEP:
                 store_tile(z_kept, o_step, n, T, concat_features(z_tile, D), D, SIZE)
             zq = apply_state(s, c, q_tile, D, PRECISION)
-            if mini_batch_chunks(SIZE) > 1:
-                tau = token_scales(token_scale, head // H, n, SIZE, HAS_SCALE, ACC)
-                zq += column(tau) * apply_state(s_later, c_later, q_tile, D, PRECISION)
             m = step_weights(q_tile, k_tile, steps, tau, D, PRECISION, ACC)
             grad = inner_gradient(z_tile.to(ACC), k_tile, v_tile, gamma, lam, eps, D, WIDTH)
             g_tile = saturating_cast(grad, k_tile)
-            eg = descent_step(g_tile, column(carried_steps(steps, tau_last, SIZE)))
-            if mini_batch_chunks(SIZE) > 1:
-                s_later, c_later = add_outer(s_later, c_later, eg, k_tile, D, PRECISION)
-            else:
-                s, c = add_outer(s, c, eg, k_tile, D, PRECISION)
+            eg = descent_step(g_tile, column(tau_last * steps))
+            s, c = add_outer(s, c, eg, k_tile, D, PRECISION)
             zq = add_dot(zq, m, g_tile, PRECISION)
             o_tile = output(zq, q_tile, gamma, lam, eps, D, WIDTH)
             store_tile(o, o_step, n, T, o_tile, D, SIZE)
-        if mini_batch_chunks(SIZE) > 1:
-            s, c = s + tau_last * s_later, c + tau_last * c_later
-        ends = mini_batch_chunks(SIZE) == 1 or last % segment == 0 or last == chunks
-        if KEEP and ends:
-            part = i if mini_batch_chunks(SIZE) == 1 else (last - 1) // segment
-            slot = tl.cast(scan, tl.int64) * segments + part
+        if KEEP:
+            slot = tl.cast(scan, tl.int64) * segments + i
             store_state(w_kept + slot * D * D, c_kept + slot * D, s, c, D)

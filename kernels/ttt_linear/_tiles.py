@@ -1,7 +1,7 @@
 """Functions that the TTT-linear kernels share: addresses of tokens, the state, products.
 
-A chunk is up to 16 tokens of one mini-batch. A mini-batch of SIZE = b tokens is ⌈b/16⌉ chunks, the
-last one padded with zero tokens, as at the end of a scan.
+A chunk is a mini-batch of SIZE = b ≤ 16 tokens, padded with zero tokens to 16, as at the end of a
+scan.
 
 Tokens are loaded as tiles `(16, d)`, as in the formulas, and multiplied as `(d/16, 16, 16)`, tokens
 in rows, d/16 blocks of 16 features: one warp for each block, as Triton distributes the batch of a
@@ -65,58 +65,21 @@ def dense_scan_of(x, WIDTH: tl.constexpr, scan, T, R, H, reverse_mask):
     return scan_of(x, strides, scan, T, R, H, reverse_mask)
 
 
-@triton.constexpr_function
-def mini_batch_chunks(SIZE):
-    """Chunks of a full mini-batch."""
-    return -(-SIZE // CHUNK.value)
-
-
-@triton.constexpr_function
-def fills_chunks(SIZE):
-    """True if the chunks of a mini-batch have no empty rows."""
-    return SIZE % CHUNK.value == 0
-
-
-@triton.jit
-def chunk_count(T, SIZE: tl.constexpr):
-    """Chunks of T tokens in mini-batches of SIZE."""
-    if fills_chunks(SIZE):
-        chunks = tl.cdiv(T, CHUNK)
-    else:
-        chunks = T // SIZE * mini_batch_chunks(SIZE) + tl.cdiv(T % SIZE, CHUNK)
-    return chunks
-
-
-@triton.jit
-def first_token(n, SIZE: tl.constexpr):
-    """Position of chunk `n`'s first token in the order of the scan."""
-    return (
-        n * CHUNK
-        if fills_chunks(SIZE)
-        else n // mini_batch_chunks(SIZE) * SIZE + n % mini_batch_chunks(SIZE) * CHUNK
-    )
-
-
 @triton.jit
 def token_mask(n, T, SIZE: tl.constexpr):
     """Mask `(16,)` of the rows of chunk `n` that hold a token."""
-    inside = first_token(n, SIZE) + tl.arange(0, CHUNK) < T
-    if not fills_chunks(SIZE):
-        inside = inside & (positions(n, SIZE) < SIZE)
+    rows = tl.arange(0, CHUNK)
+    inside = n * SIZE + rows < T
+    if SIZE < CHUNK:
+        inside = inside & (rows < SIZE)
     return inside
-
-
-@triton.jit
-def positions(n, SIZE: tl.constexpr):
-    """Positions of chunk `n`'s tokens in their mini-batch, `(16,)`."""
-    return n % mini_batch_chunks(SIZE) * CHUNK + tl.arange(0, CHUNK)
 
 
 @triton.jit
 def tile_pointers(base, step, n, D: tl.constexpr, SIZE: tl.constexpr):
     """Pointers `(16, D)` to the tokens of chunk `n`; `base` is at the scan's first token."""
     inside = tl.arange(0, CHUNK)[:, None] * step.to(tl.int32) + tl.arange(0, D)[None, :]
-    return base + first_token(tl.cast(n, tl.int64), SIZE) * step + inside
+    return base + tl.cast(n, tl.int64) * SIZE * step + inside
 
 
 @triton.jit
@@ -138,7 +101,7 @@ def store_tile(base, step, n, T, tile, D: tl.constexpr, SIZE: tl.constexpr):
 def row_pointers(base, step, n, SIZE: tl.constexpr):
     """Pointers `(16,)` to one number a token."""
     inside = tl.arange(0, CHUNK) * step.to(tl.int32)
-    return base + first_token(tl.cast(n, tl.int64), SIZE) * step + inside
+    return base + tl.cast(n, tl.int64) * SIZE * step + inside
 
 
 @triton.jit
@@ -404,30 +367,15 @@ def scores(x, y, D: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr):
 
 
 @triton.jit
-def token_scales(token_scale, i_r, n, SIZE: tl.constexpr, HAS_SCALE: tl.constexpr, ACC):
-    """τ `(16,)` at chunk `n`'s positions in the mini-batch; ones where there is no token_scale."""
+def token_scales(token_scale, i_r, SIZE: tl.constexpr, HAS_SCALE: tl.constexpr, ACC):
+    """τ `(16,)` by the place in a mini-batch, and τ_b; ones where there is no token_scale."""
     if HAS_SCALE:
-        place = positions(n, SIZE)
+        place = tl.arange(0, CHUNK)
         tau = tl.load(token_scale + i_r * SIZE + place, mask=place < SIZE, other=0.0)
+        last = tl.load(token_scale + i_r * SIZE + SIZE - 1)
     else:
-        tau = tl.full((CHUNK,), 1.0, ACC)
-    return tau
-
-
-@triton.jit
-def last_token_scale(token_scale, i_r, SIZE: tl.constexpr, HAS_SCALE: tl.constexpr, ACC):
-    """τ_b, which scales a mini-batch's steps in the state after it."""
-    last = token_scale + i_r * SIZE + SIZE - 1
-    return tl.load(last) if HAS_SCALE else tl.full((), 1.0, ACC)
-
-
-@triton.jit
-def carried_steps(steps, tau_last, SIZE: tl.constexpr):
-    """Steps e with which a chunk changes the state.
-
-    Without τ_b if a mini-batch has several chunks: it scales their sum at the end.
-    """
-    return steps if mini_batch_chunks(SIZE) > 1 else tau_last * steps
+        tau, last = tl.full((CHUNK,), 1.0, ACC), tl.full((), 1.0, ACC)
+    return tau, last
 
 
 @triton.jit
@@ -437,18 +385,3 @@ def descent_step(g, e):
     All kernels take the rounded G, so that the key side steps back exactly what the query side did.
     """
     return saturating_cast(g.to(e.dtype) * -e, g)
-
-
-@triton.jit
-def outer_stride(segment, SIZE: tl.constexpr):
-    """Chunks that one iteration of the outer loop covers.
-
-    A mini-batch if it has several chunks, since the state changes at its end; else a segment.
-    """
-    return mini_batch_chunks(SIZE) if mini_batch_chunks(SIZE) > 1 else segment
-
-
-@triton.jit
-def outer_iterations(first, last, SIZE: tl.constexpr):
-    """Iterations of the outer loop in a segment, from chunk `first` to before `last`."""
-    return tl.cdiv(last - first, mini_batch_chunks(SIZE)) if mini_batch_chunks(SIZE) > 1 else 1

@@ -5,7 +5,6 @@ import os
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .. import _launch
@@ -36,18 +35,17 @@ def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
     dim = q.shape[-1]
     if dim > DIMS[-1]:
         return f'd is {dim}; the kernels have at most {DIMS[-1]}'
+    if mini_batch_size > CHUNK:
+        return f'mini_batch_size is {mini_batch_size}; the kernels have at most {CHUNK}'
     if q.dtype not in DTYPES:
         return f'q is {q.dtype}; the kernels have {", ".join(map(str, DTYPES))} here'
-    if q.dtype == torch.float32 and dim > DIMS[-2]:
-        wide = f'q is torch.float32 with d = {dim}'
-        if mini_batch_size > CHUNK:
-            return f'{wide}, where mini_batch_size is at most {CHUNK}, not {mini_batch_size}'
-        if _launch.gpu('ttt_linear', q.dtype, q.device).little:
-            return f'{wide}, for which this GPU has too little shared memory'
+    little = _launch.gpu('ttt_linear', q.dtype, q.device).little
+    if q.dtype == torch.float32 and dim > DIMS[-2] and little:
+        return f'q is torch.float32 with d = {dim}, for which this GPU has too little shared memory'
     if reason := _launch.unsupported_scans_reason(q.shape[2]):
         return reason
-    # Tensors between two kernels hold whole chunks, one or more for a mini-batch.
-    padded = _launch.cdiv(mini_batch_size, CHUNK) * CHUNK / mini_batch_size * q.shape[1]
+    # Tensors between two kernels hold whole chunks.
+    padded = CHUNK / mini_batch_size * q.shape[1]
     if padded * next(n for n in DIMS if n >= dim) * _tiles.TILES.value >= 2**31:
         return f'T is {q.shape[1]}; a scan needs 64-bit indices, which the kernels do not have'
     # Inside a chunk offsets are 32-bit.
@@ -136,7 +134,6 @@ def backward(
         'token_scale': parameters[4],
         'scratch': scratch,
         'dkept': (new(plan.w_kept), new(plan.c_kept)),
-        'dc_after': new(plan.dc_after) if plan.pieces > 1 else db0,
     }
     with _launch.on(q):
         plan.backward_query(
@@ -160,7 +157,10 @@ def backward(
             dtoken_scale=dtau,
         )
     # One operation for each sum: on few tokens the number of launches counts.
-    dtoken_scale = new((plan.shape[2], 0)) if inputs.token_scale is None else plan.by_place(dtau)
+    if inputs.token_scale is None:
+        dtoken_scale = new((plan.shape[2], 0))
+    else:
+        dtoken_scale = dtau.sum((0, 2, 3))[:, :mini_batch_size].contiguous()
     dw0 = dw0.sum(0)
     dln = dln_weight.sum((0, 1, 4)), dln_bias.sum((0, 1, 4))
     features: Sequence[Tensor] = (dq, dk, dv, db0.sum(0), *dln)
@@ -207,29 +207,22 @@ class _Plan:
         self.shape = tuple(shape)
         batch, tokens, scans, heads, dim = shape
         by_scan, self.scans = (batch, scans, heads), batch * scans * heads
-        self.size, self.pieces = size, _launch.cdiv(size, CHUNK)
-        self.mini_batches = _launch.cdiv(tokens, size)
-        segment = reference.segment(size)
-        segments = _launch.cdiv(self.mini_batches, segment)
+        chunks, segment = _launch.cdiv(tokens, size), reference.segment(size)
+        segments = _launch.cdiv(chunks, segment)
         self.segment_programs = self.scans * segments
-        full, rest = divmod(tokens, size)
-        chunks = full * self.pieces + _launch.cdiv(rest, CHUNK)
         scans_per_sm = _launch.of_batch(self.scans) / _device(device)[1]
         # W and c after every segment of every scan.
         self.w_kept, self.c_kept = (*by_scan, segments, dim, dim), (*by_scan, segments, dim)
         self.dw0, self.db0 = (*by_scan, dim, dim), (*by_scan, dim)
         self.tiles = (self.scans, chunks, _tiles.TILES.value, CHUNK, dim)
         self.rows = (self.scans, chunks, _tiles.ROWS.value, CHUNK)
-        # In larger mini-batches every chunk has its own slots, and every block of features a part.
-        apart = self.pieces > 1
-        self.dtau = (*by_scan, *((chunks, dim // CHUNK) if apart else (segments,)), CHUNK)
-        self.dc_after = (self.scans, self.mini_batches if apart else 0, dim)
+        self.dtau = (*by_scan, segments, CHUNK)
         sizes = {
             'T': tokens,
             'R': scans,
             'H': heads,
             'reverse_mask': _launch.reverse_mask(directions),
-            'segment': segment * self.pieces,
+            'segment': segment,
             'D': dim,
             'WIDTH': width,
             'SIZE': size,
@@ -261,26 +254,16 @@ class _Plan:
         self.backward_query = launch(
             _backward_kernels.backward_query, (self.segment_programs,), strides=strides, **alone
         )
-        # Three programs with spills are faster than two on an H100, in mini-batches of one chunk.
+        # Three programs with spills are faster than two on an H100.
         self.backward_chain = launch(
             _backward_kernels.backward_chain,
             (self.scans,),
             strides=strides[:2],
-            **(together if share and not apart else alone),
+            **(together if share else alone),
         )
         self.backward_key = launch(
             _backward_kernels.backward_key, (self.segment_programs,), strides=strides[:2], **alone
         )
-
-    def by_place(self, x: Tensor) -> Tensor:
-        """Sums the parts for all positions in a mini-batch: `(R, b)`."""
-        if self.pieces == 1:
-            x = x.sum((0, 2, 3))
-        else:
-            x = x.sum((0, 2, 4)).flatten(1)
-            x = F.pad(x, (0, self.mini_batches * self.pieces * CHUNK - x.shape[1]))
-            x = x.unflatten(1, (self.mini_batches, -1)).sum(1)
-        return x if x.shape[1] == self.size else x[:, : self.size].contiguous()
 
 
 _plan = _launch.plan(_Plan)

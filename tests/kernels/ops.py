@@ -66,6 +66,7 @@ TTT_LINEAR = Op(
     ),
     refused={
         r'd is 136; the kernels have at most 128': scan(2, dim=136, batch=1, heads=1),
+        r'mini_batch_size is 17; the kernels have at most 16': scan(18, size=17, dim=32, heads=1),
         r'R is 32; the kernels have at most 31': scan(2, 'f' * 32, dim=32, batch=1, heads=1),
     },
     # Roundings of the inner gradients go through a chain of mini-batches and LayerNorms.

@@ -91,7 +91,7 @@ LAUNCHES = {
     'padded width': (scan(63, dim=48), None, lambda x, *_: x.q.shape[-1] == 48),
     'no τ': (scan(63, dim=64, scale=False), None, lambda x, *_: x.token_scale is None),
     'strides': (scan(63, dim=64), wide, lambda x, *_: x.q.stride(1) % 16),
-    'b = 17': (scan(63, size=17, dim=64), None, None),
+    'b = 4': (scan(63, size=4, dim=64), None, None),
 }
 
 

@@ -209,7 +209,7 @@ def test_triton_in_half_precision(name, kind, cut):
 
 
 # Tokens of a mini-batch, channels, and mini-batches of a segment.
-SCANS = [(16, 64, 32), (16, 48, 3), (24, 32, 3), (32, 20, 32)]
+SCANS = [(16, 64, 32), (16, 48, 3), (12, 32, 3)]
 
 
 def check_scan(b, dim, size, dtype, *where):
@@ -270,7 +270,7 @@ def test_triton_on_a_gpu(name, kind, dtype):
 @pytest.mark.parametrize('dtype', TYPES, ids=str)
 @pytest.mark.parametrize('size', [0.03, 0.3])
 @pytest.mark.parametrize(
-    ('b', 'dim', 'segment'), [*SCANS, (4, 64, 3), (64, 64, 32), (16, 5, 32), (16, 128, 3)]
+    ('b', 'dim', 'segment'), [*SCANS, (4, 64, 3), (16, 5, 32), (16, 128, 3)]
 )
 def test_triton_scans_on_a_gpu(b, dim, segment, size, dtype, cut):
     cut(segment)

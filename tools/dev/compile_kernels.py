@@ -79,13 +79,12 @@ def leaves(dtype: torch.dtype, tokens: int, *shapes: tuple[int, ...]) -> list[Te
     ]
 
 
-def scan(dtype, dim, size=16, images=1, tokens=256, heads=8) -> Call:
+def scan(dtype, dim, images=1, tokens=256, heads=8) -> Call:
     token, state = (images, tokens, 1, heads), (1, heads)
     inputs = leaves(
-        dtype, 3, *[(*token, dim)] * 3, token, (*state, dim, dim), *[(*state, dim)] * 3, (1, size)
+        dtype, 3, *[(*token, dim)] * 3, token, (*state, dim, dim), *[(*state, dim)] * 3, (1, 16)
     )
-
-    options = {'directions': ('forward',), 'mini_batch_size': size, 'backend': 'triton'}
+    options = {'directions': ('forward',), 'backend': 'triton'}
     return lambda *x: ttt_linear(*x, **options), inputs
 
 
@@ -127,7 +126,6 @@ OTHER_CALLS = {
     'ttt_linear, d 32': lambda t: scan(t, 32),
     'ttt_linear, d 64, few scans': lambda t: scan(t, 64, heads=2),  # all registers
     'ttt_linear, d 128': lambda t: scan(t, 128),
-    'ttt_linear, d 64, b 64': lambda t: scan(t, 64, size=64),
     'ttt_glu, d 32': lambda t: inner_step(ttt_glu, t, 32, 2),
     'ttt_mlp, L2, d 64': lambda t: inner_step(ttt_mlp, t, 64, 2, scale=0.125, loss='l2'),
     'ttt_mlp, SwiGLU, L2, d 64': lambda t: inner_step(ttt_mlp, t, 64, 3, scale=0.125, loss='l2'),

@@ -58,8 +58,8 @@ class TTTLinearMixer(nn.Module):
         gate_cfg: Activation of the output gate: a name, a class, or `dict(type='GELU')`; None for
             no gate.
         conv_kernel: Taps of the causal depth-wise convolutions on q and on k; 0 for none.
-        mini_batch_size: Tokens b of one inner gradient step (Fig. 7a). Kernels take any size; they
-            are fastest at 16 and pad to multiples of it.
+        mini_batch_size: Tokens b of one inner gradient step (Fig. 7a). The Triton kernels are
+            fastest at 16 and pad smaller ones; above 16 a GPU runs the reference.
         learnable_states: How many initial states (W0, b0) are learned (Fig. 7b): one for each
             direction (the default, None), 1 shared by both, or 0 for random states that are not
             trained.
