@@ -8,7 +8,7 @@ import time
 import torch
 
 from . import _check
-from ._backend import OPS, available, refusals
+from ._backend import OPS, available
 
 
 def _version(package: str) -> str:
@@ -38,11 +38,6 @@ def report() -> str:
         for backend, reason in backends.items():
             verdict = 'can run' if reason is None else f'cannot run: {reason}'
             lines.append(f'{op:<12} {backend:<10} {verdict}')
-            if (backend, reason) == ('triton', None):
-                lines += [
-                    f'{op:<12} {backend:<10} cannot run in {" and ".join(dtypes)}: {why}'
-                    for dtypes, why in refusals(op)
-                ]
     lines += [_line(verdict) for _, verdict in _check.verdicts()]
     return '\n'.join(lines)
 

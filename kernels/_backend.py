@@ -12,8 +12,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
-
-from . import _known
+from torch.torch_version import TorchVersion
 
 _FOLDER = Path(__file__).parent
 # Every folder of this package is an op.
@@ -64,11 +63,11 @@ def resolve(op: str, backend: str | None) -> str:
     return 'auto' if backend is None and (op, chosen) in _LACKING else chosen
 
 
-def triton_version() -> str:
-    """Version of the Triton that compiles the kernels."""
+def triton_version() -> TorchVersion:
+    """Version of the Triton that compiles the kernels, which compares with tuples."""
     import triton
 
-    return triton.__version__
+    return TorchVersion(triton.__version__)
 
 
 @functools.cache
@@ -80,7 +79,7 @@ def load_kernel(op: str, backend: str = 'triton') -> ModuleType | str:
     if backend == 'numba' and importlib.util.find_spec('numba') is None:
         return 'numba is not installed; `pip install numba` makes the op faster on a CPU'
     try:
-        if backend == 'triton' and _known.version_of(triton_version()) < _OLDEST_TRITON:
+        if backend == 'triton' and triton_version() < _OLDEST_TRITON:
             oldest = '.'.join(map(str, _OLDEST_TRITON))
             return f'Triton {triton_version()} is too old; the kernels need {oldest} or newer'
         return importlib.import_module(name)
@@ -107,21 +106,10 @@ def _no_launches() -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=1024)
-def known(op: str, dtype: torch.dtype, device: torch.device) -> _known.Row | None:
-    """Row of the table of known GPUs for an op on a GPU, or None."""
-    capability = torch.cuda.get_device_capability(device)
-    return _known.row(op, dtype, capability, triton_version())
-
-
-def _refused(op: str, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Reason why an op's Triton kernel must not run on a GPU, by the table of GPUs, or None."""
-    row = known(op, dtype, device)
-    if row is None or not row.refused:
+def _too_old(device: torch.device) -> str | None:
+    if torch.version.hip or torch.cuda.get_device_capability(device) >= (8, 0):
         return None
-    gpu = '.'.join(map(str, torch.cuda.get_device_capability(device)))
-    name = str(dtype).removeprefix('torch.')
-    return f'{name} on compute capability {gpu} with Triton {triton_version()}: {row.why}'
+    return 'the kernels need compute capability 8.0 or more'
 
 
 def _unreachable(backend: str, device: torch.device) -> str | None:
@@ -132,7 +120,7 @@ def _unreachable(backend: str, device: torch.device) -> str | None:
     if interpreting() and device.type in ('cpu', 'cuda'):
         return None
     if device.type == 'cuda':
-        return _no_launches()
+        return _no_launches() or _too_old(device)
     return (
         f'the tensors are on {device.type!r}; Triton kernels need a GPU, or TRITON_INTERPRET=1 in '
         'the environment before Python starts'
@@ -171,7 +159,7 @@ def choose(
     else:
         reason = _unreachable(name, tensor.device) or unsupported_reason(kernel)
         if reason is None and tensor.device.type == 'cuda' and not interpreting():
-            reason = _refused(op, tensor.dtype, tensor.device) or check(kernel)
+            reason = check(kernel)
         if reason is None:
             return kernel
     if backend != 'auto':
@@ -203,20 +191,5 @@ def available() -> dict[str, dict[str, str | None]]:
         for backend, missing in (('triton', no_gpu), ('numba', None)):
             kernel = load_kernel(op, backend)
             reasons[backend] = kernel if isinstance(kernel, str) else missing
-        for dtypes, why in refusals(op):
-            if len(dtypes) == len(_known.DTYPES):
-                reasons['triton'] = reasons['triton'] or why
         report[op] = {**reasons, 'reference': None}
     return report
-
-
-def refusals(op: str) -> list[tuple[list[str], str]]:
-    """Dtypes that the op's Triton kernel refuses on this machine's GPU, and the reasons."""
-    if interpreting() or not torch.cuda.is_available():
-        return []
-    reasons: dict[str, list[str]] = {}
-    for name, dtype in _known.DTYPES.items():
-        row = _known.row(op, dtype, torch.cuda.get_device_capability(), triton_version())
-        if row is not None and row.refused:
-            reasons.setdefault(row.why, []).append(name)
-    return [(names, why) for why, names in reasons.items()]

@@ -202,6 +202,8 @@ def unsupported_heads_reason(q: Tensor) -> str | None:
     dim = q.shape[-1]
     if dim > DIMS[-1]:
         return f'd is {dim}; the kernels have at most {DIMS[-1]}'
+    if gpu('inner step', q.dtype, q.device).miscompiled:
+        return f'Triton before 3.8 miscompiles {q.dtype} for this GPU (Triton 9615, 9871, 10590)'
     return unsupported_reason(q)
 
 
@@ -231,14 +233,18 @@ class Gpu(NamedTuple):
     Attributes:
         little: A program has 99 KB of shared memory (desktop GPUs from 8.6 on) or 64 (AMD).
         warp_groups: Products are WGMMA or tcgen05 in bf16 and fp16, with operands in shared memory.
-        one_stage: Loops with such products are not pipelined (`_known.Row`).
-        mma_sync: `_step_backward` has no such product (`_known.Row`).
+        one_stage: Loops with such products are not pipelined: with two stages this Triton lets them
+            read copies with no proxy fence between (Triton 9610).
+        mma_sync: `_step_backward` of ttt_mlp has no such product: with it ptxas 12.8 made wrong
+            gradients of k and w1 on an H100, and ptxas 13.5 right ones.
+        miscompiled: tcgen05 in such loops (Triton 9615, 9871, 10590).
     """
 
     little: bool = False
     warp_groups: bool = True
     one_stage: bool = False
     mma_sync: bool = False
+    miscompiled: bool = False
 
 
 _ROOMY = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
@@ -246,16 +252,20 @@ _ROOMY = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
 
 @plan
 def gpu(op: str, dtype: torch.dtype, device: torch.device) -> Gpu:
-    """The GPU and what is known of `op` on it; in the interpreter any."""
+    """The GPU and what compilers get wrong in `op` on it; in the interpreter any."""
     if _backend.interpreting():
         return Gpu()
     capability = torch.cuda.get_device_capability(device)
-    row = _backend.known(op, dtype, device)
+    groups = not torch.version.hip and capability[0] in (9, 10)
+    half, hopper = groups and dtype in (torch.float16, torch.bfloat16), capability[0] == 9
+    fenced = (3, 7, 1) if hopper else (3, 9) if op == 'ttt_mlp' else (3, 8)
+    version = _backend.triton_version()
     return Gpu(
         little=bool(torch.version.hip) or capability not in _ROOMY,
-        warp_groups=not torch.version.hip and capability[0] in (9, 10),
-        one_stage=row is not None and row.one_stage,
-        mma_sync=row is not None and row.mma_sync,
+        warp_groups=groups,
+        one_stage=half and version < fenced,
+        mma_sync=half and hopper,
+        miscompiled=half and not hopper and version < (3, 8),
     )
 
 

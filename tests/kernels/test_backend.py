@@ -1,6 +1,5 @@
 """Which backend an op takes, its error where it cannot, and `python -m ttt_kernels`."""
 
-import runpy
 import subprocess
 import sys
 import types
@@ -9,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 import ttt_kernels
-from ttt_kernels import _backend, _known, _launch
+from ttt_kernels import __main__, _backend, _launch
 
 
 def tensor_on(device: str, dtype: torch.dtype = torch.bfloat16) -> types.SimpleNamespace:
@@ -56,9 +56,9 @@ def kernel(monkeypatch):
     monkeypatch.setattr(_backend, '_no_launches', lambda: None)
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (9, 0))
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
-    _backend.known.cache_clear()
+    _launch.forget_plans()
     yield modules
-    _backend.known.cache_clear()
+    _launch.forget_plans()
 
 
 def test_each_device_takes_its_kernel_and_what_is_forced(kernel, monkeypatch):
@@ -114,17 +114,7 @@ def test_triton_that_cannot_start_is_a_reason(monkeypatch):
     assert reason == 'Triton cannot start (RuntimeError: Failed to find C compiler.)'
 
 
-def test_plans_of_launches_are_bounded():
-    from ttt_kernels import _launch
-
-    assert _launch._PLANS
-    assert all(cached.cache_info().maxsize for cached in _launch._PLANS)
-
-
 def test_an_amd_gpu_takes_the_kernels_which_are_checked_first(kernel, monkeypatch):
-    from ttt_kernels import __main__, _launch
-
-    sys.modules.pop('ttt_kernels.__main__', None)  # which another test runs as a module
     fp32 = torch.zeros(1)
     assert _launch.most_registers(168) == {'maxnreg': 168}
     assert _launch.precision(fp32.dtype) == 'tf32x3'
@@ -134,56 +124,40 @@ def test_an_amd_gpu_takes_the_kernels_which_are_checked_first(kernel, monkeypatc
     assert choose('op', 'auto', ON_GPU) is kernel['triton']
     assert _launch.most_registers(168) == {}
     assert _launch.precision(fp32.dtype) == 'ieee'
-    _launch.forget_plans()
     assert _launch.gpu('ttt_glu', fp32.dtype, fp32.device).little
-    _launch.forget_plans()
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda *_: 'AMD Instinct MI300X')
     monkeypatch.setattr(__main__, 'available', dict)
-    expected = 'AMD Instinct MI300X (ROCm 6.4)'
-    assert expected in __main__.report()
-
-
-REPORTS = r'Triton 9615, 9871, 10590'
+    assert 'AMD Instinct MI300X (ROCm 6.4)' in __main__.report()
 
 
 @pytest.mark.parametrize(
-    ('version', 'dtype', 'refused'),
+    ('op', 'capability', 'version', 'dtype', 'expected'),
     [
-        ('3.7.1', torch.bfloat16, True),
-        ('3.6.0+git1', torch.float16, True),
-        ('3.8.0', torch.bfloat16, False),
-        ('3.7.1', torch.float32, False),
+        ('ttt_mlp', (9, 0), '3.7.0', torch.bfloat16, {'one_stage', 'mma_sync'}),
+        ('ttt_mlp', (9, 0), '3.7.1', torch.float16, {'mma_sync'}),
+        ('ttt_glu', (10, 0), '3.6.0+git1', torch.float16, {'one_stage', 'miscompiled'}),
+        ('ttt_mlp', (10, 3), '3.8.0', torch.bfloat16, {'one_stage'}),
+        ('ttt_glu', (10, 0), '3.8.0', torch.bfloat16, set()),
+        ('ttt_glu', (10, 0), '3.6.0', torch.float32, set()),
+        ('ttt_mlp', (12, 0), '3.6.0', torch.bfloat16, set()),
     ],
 )
-def test_what_a_triton_miscompiles_runs_the_reference(kernel, monkeypatch, version, dtype, refused):
-    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (10, 0))
-    monkeypatch.setattr(_backend, 'triton_version', lambda: version)
-    monkeypatch.setattr(_backend, '_warn_once', lambda *_: None)
-    tokens = tensor_on('cuda', dtype)
-    for op in ('ttt_glu', 'ttt_mlp'):
-        actual = choose(op, 'auto', tokens)
-        assert actual is (None if refused else kernel['triton'])
-        if refused:
-            with pytest.raises(RuntimeError, match=f'on compute capability 10.0.*{REPORTS}'):
-                choose(op, 'triton', tokens)
-    assert choose('ttt_linear', 'auto', tokens) is kernel['triton']
+def test_what_compilers_get_wrong(kernel, monkeypatch, op, capability, version, dtype, expected):
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: capability)
+    monkeypatch.setattr(_backend, 'triton_version', lambda: TorchVersion(version))
+    gpu = _launch.gpu(op, dtype, torch.device('cuda'))._asdict()
+    assert {n for n in ('one_stage', 'mma_sync', 'miscompiled') if gpu[n]} == expected
+    reason = _launch.unsupported_heads_reason(torch.empty(1, 2, 1, 32, dtype=dtype))
+    assert (reason is not None) is ('miscompiled' in expected)
 
 
-def test_the_report_says_in_which_dtypes_a_kernel_is_refused(kernel, monkeypatch):
-    from ttt_kernels.__main__ import report
-
-    sys.modules.pop('ttt_kernels.__main__', None)  # which another test runs as a module
-    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (10, 3))
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
-    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda *_: 'NVIDIA B300')
-    monkeypatch.setattr(_backend, 'triton_version', lambda: '3.6.0')
-    lines = report().splitlines()
-    assert any(x.startswith('ttt_glu      triton     can run') for x in lines)
-    (line,) = (x for x in lines if x.startswith('ttt_glu      triton     cannot'))
-    assert 'cannot run in bf16 and fp16: Triton before 3.8 miscompiles' in line
+def test_a_gpu_that_is_too_old(kernel, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (7, 5))
-    assert 'ttt_glu      triton     cannot run: the kernels need compute capability' in report()
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    assert 'compute capability 8.0 or more' in ttt_kernels.available()['ttt_glu']['triton']
+    with pytest.raises(RuntimeError, match=r'compute capability 8\.0 or more'):
+        choose('op', 'triton', ON_GPU)
 
 
 def broken(name):
@@ -194,7 +168,7 @@ IMPORT, FIND = (_backend.importlib, 'import_module'), (_backend.importlib.util, 
 WITHOUT = {
     'Triton 3.5.1 is too old; the kernels need 3.6 or newer': (
         ('ttt_linear',),
-        {(_backend, 'triton_version'): lambda: '3.5.1'},
+        {(_backend, 'triton_version'): lambda: TorchVersion('3.5.1')},
     ),
     'its kernel cannot be imported (ImportError: no libcuda)': (
         ('ttt_linear',),
@@ -218,19 +192,8 @@ def test_a_kernel_that_is_not_there_is_a_reason(reason, monkeypatch):
     assert actual.startswith(reason)
 
 
-def test_the_table_of_what_is_known():
-    assert all(set(row.ops) <= set(_backend.OPS) for row in _known.ROWS)
-    # What nobody has run is configured as what is alike.
-    row = _known.row('ttt_mlp', torch.bfloat16, (9, 0), '3.7.0')
-    assert (row.refused, row.one_stage, row.mma_sync) == (False, True, True)
-    assert _known.row('ttt_mlp', torch.bfloat16, (10, 0), '3.6.0').refused
-    assert _known.row('ttt_mlp', torch.bfloat16, (12, 0), '3.6.0') is None
-
-
-def test_module_prints_versions_and_reasons(capsys, monkeypatch):
-    monkeypatch.setattr(sys, 'argv', ['ttt_kernels'])
-    with pytest.raises(SystemExit, match='0'):
-        runpy.run_module('ttt_kernels', run_name='__main__')
+def test_module_prints_versions_and_reasons(capsys):
+    assert __main__.main([]) == 0
     output = capsys.readouterr().out
     for word in ('python', f'torch        {torch.__version__}', 'triton', 'GPU'):
         assert word in output

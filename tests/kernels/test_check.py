@@ -52,12 +52,10 @@ def hopper(monkeypatch):
     from ttt_kernels.ttt_linear import kernel
 
     _launch.forget_plans()
-    _backend.known.cache_clear()
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (9, 0))
     monkeypatch.setattr(kernel, '_device', lambda device: ('an H100', 132))
     yield
     _launch.forget_plans()
-    _backend.known.cache_clear()
 
 
 def digest(record, args, batch=None):
@@ -136,30 +134,25 @@ def test_a_gradient_that_is_off_by_a_twentieth_is_seen(name, dtype, monkeypatch)
 
 
 class Faulty:
-    """The emulated scan, with dK off by a twentieth, or with an output off by one in some calls."""
+    """The emulated scan, with an output off by one in some calls."""
 
-    def __init__(self, is_wrong, gradient=False):
-        self.is_wrong, self.gradient = is_wrong, gradient
+    backward = staticmethod(emulation.backward)
+
+    def __init__(self, is_wrong):
+        self.is_wrong = is_wrong
 
     def forward(self, inputs, ways, size, eps, keep=True):
         o, *kept = emulation.forward(inputs, ways, size, eps)
-        if not self.gradient and self.is_wrong(inputs, ways, size, keep):
+        if self.is_wrong(inputs, ways, keep):
             o[-1, -1] += 1
         return o, *(x if keep else x[:0] for x in kept)
 
-    def backward(self, do, inputs, *args):
-        grads = [*emulation.backward(do, inputs, *args)]
-        if self.gradient:
-            grads[1] *= 1.05
-        return tuple(grads)
-
 
 FAULTS = {n: x for n, x in LAUNCHES.items() if x[-1]} | {
-    'none': (scan(63, dim=64), None, None),
+    'none': (scan(63, dim=64), None, lambda *_: False),
     'three images': (scan(63, dim=64, batch=9), None, lambda x, *_: len(x.q) > 2),
-    'inference': (scan(63, dim=64), None, lambda *args: not args[-1]),
-    'backward scan': (scan(63, 'b', dim=64), None, lambda x, ways, *_: ways == 'b'),
-    'dK × 1.05': (scan(63, dim=64), None, 'gradient'),
+    'inference': (scan(63, dim=64), None, lambda x, ways, keep: not keep),
+    'backward scan': (scan(63, 'b', dim=64), None, lambda x, ways, _: ways == 'b'),
 }
 
 
@@ -167,8 +160,7 @@ FAULTS = {n: x for n, x in LAUNCHES.items() if x[-1]} | {
 def test_a_fault_of_some_launches_is_seen(fault, monkeypatch):
     case, change, is_wrong = FAULTS[fault]
     record, args = arguments('ttt_linear', case, BF16, change or (lambda x: x))
-    kernel = Faulty(is_wrong or (lambda *_: False), gradient=is_wrong == 'gradient')
-    found = verdict(record, kernel, args)
+    found = verdict(record, Faulty(is_wrong), args)
     assert (found == _check.AGREES) is (fault == 'none'), found
 
 
@@ -289,7 +281,10 @@ def test_only_a_verdict_is_kept(gpu, name, monkeypatch, capfd):
 def test_without_space_nothing_is_kept(gpu, monkeypatch):
     full = mock.Mock(side_effect=OSError(28, 'No space left on device'))
     monkeypatch.setattr(_check.tempfile, 'NamedTemporaryFile', full)
-    assert reason() is None
+    ask = mock.Mock(wraps=_check.ask)
+    monkeypatch.setattr(_check, 'ask', ask)
+    assert reason() is reason() is None
+    assert ask.call_count == 1  # a process
     monkeypatch.setattr(_check.subprocess, 'run', full)
     next_process()
     assert 'could not run: [Errno 28] No space left' in reason()
@@ -300,9 +295,8 @@ def test_files_that_are_no_verdicts(gpu):
     (path,) = _check.folder().glob('*.json')
     kept = json.loads(path.read_text())
     gpu['child'] = CHILDREN['differs'][0]
-    odd = ['[]', '5', '{}', '"agrees"', '{', json.dumps({**kept, 'gpu': 'another'})]
-    odd += [json.dumps({**kept, 'verdict': 'passed'}), json.dumps({**kept, 'time': None})]
-    for text in odd:
+    odd = ({**kept, 'gpu': 'another'}, {**kept, 'verdict': 'passed'}, {**kept, 'time': None})
+    for text in ('[]', '5', '{', *map(json.dumps, odd)):
         path.write_text(text)
         next_process()
         assert 'differs' in reason(), text
@@ -332,16 +326,6 @@ def test_other_sources_are_checked_again(gpu, monkeypatch):
     assert ask.call_count == len(list(_check.verdicts())) == 2
 
 
-def test_without_a_cache_once_a_process(gpu, monkeypatch, tmp_path):
-    (tmp_path / 'file').write_text('')
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
-    ask = mock.Mock(return_value=('result 0 differs by 1', ''))
-    monkeypatch.setattr(_check, 'ask', ask)
-    for _ in range(2):
-        assert 'differs' in reason()
-    assert ask.call_count == 1
-
-
 def test_ranks_of_a_node_wait_for_one(gpu, monkeypatch):
     def slow(*_):
         time.sleep(0.5)
@@ -369,8 +353,7 @@ def test_a_kernel_that_differs_leaves_its_call_to_the_reference(gpu, monkeypatch
     kernel = types.ModuleType('kernel')
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
     monkeypatch.setattr(_backend, 'load_kernel', lambda *_: kernel)
-    monkeypatch.setattr(_backend, '_no_launches', lambda: None)
-    monkeypatch.setattr(_backend, '_refused', lambda *_: None)
+    monkeypatch.setattr(_backend, '_unreachable', lambda *_: None)
     tensor = types.SimpleNamespace(device=GPU, dtype=BF16, numel=lambda: 1)
     choose = [_backend.choose, 'a wrong op', 'auto', tensor, lambda _: None, lambda _: reason()]
     with pytest.warns(RuntimeWarning, match='slow reference on the GPU: result 0 differs by 1'):
@@ -385,9 +368,7 @@ def test_a_fingerprint_says_everything(monkeypatch):
     properties = types.SimpleNamespace(name='a GPU', major=8, minor=6)
     monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda _: properties)
     key = _check.fingerprint('ttt_glu', FP16, GPU)
-    assert (key['op'], key['dtype'], key['gpu']) == ('ttt_glu', 'float16', 'a GPU 8.6')
-    assert {'driver', 'ptxas', 'triton', 'torch', 'hip', 'sources'} <= key.keys()
-    assert all(isinstance(x, str) for x in key.values())
+    assert key.keys() > {'op', 'dtype', 'gpu', 'driver', 'ptxas', 'triton', 'torch', 'hip'}
 
 
 def test_place_keeps_strides_and_alignment():

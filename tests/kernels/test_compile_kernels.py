@@ -7,6 +7,7 @@ import os
 
 import compile_kernels
 import pytest
+import torch
 import triton
 from compile_kernels import GPUS, SHARED, VARIANTS, build, compiled_for, count, scan, table_of
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
-from ttt_kernels import _known
+from ttt_kernels import _launch
 
 pytestmark = [
     pytest.mark.stress,
@@ -32,18 +33,14 @@ PRODUCTS = (
 
 @pytest.mark.parametrize('variant', VARIANTS)
 def test_no_kernel_is_worse_than_the_table(variant):
-    call, dtype, gpu = variant.split('/')
+    _, dtype, gpu = variant.split('/')
     actual = {f'{variant}/{name}': count(kernel) for name, kernel in build(variant).items()}
     table = table_of(triton.__version__)
     assert not compile_kernels.worse(actual, table)
     assert actual.keys() <= table.keys(), 'run python tools/dev/compile_kernels.py --update'
-    refused = False
-    if gpu.startswith('sm_'):
-        op = call.split(',')[0]
-        row = _known.row(
-            op, compile_kernels.TYPES[dtype], divmod(GPUS[gpu], 10), triton.__version__
-        )
-        refused = row is not None and row.refused
+    with compiled_for(GPUS[gpu]):
+        device = torch.device('cuda')
+        refused = _launch.gpu('', compile_kernels.TYPES[dtype], device).miscompiled
     for name, figures in actual.items():
         assert figures['shared'] <= SHARED[gpu], name
         assert refused or not figures.get('unfenced'), name

@@ -269,9 +269,7 @@ def test_triton_on_a_gpu(name, kind, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize('dtype', TYPES, ids=str)
 @pytest.mark.parametrize('size', [0.03, 0.3])
-@pytest.mark.parametrize(
-    ('b', 'dim', 'segment'), [*SCANS, (4, 64, 3), (16, 5, 32), (16, 128, 3)]
-)
+@pytest.mark.parametrize(('b', 'dim', 'segment'), [*SCANS, (4, 64, 3), (16, 5, 32), (16, 128, 3)])
 def test_triton_scans_on_a_gpu(b, dim, segment, size, dtype, cut):
     cut(segment)
     check_scan(b, dim, size, dtype, FACTOR_ON_A_GPU, 'cuda')

@@ -34,6 +34,7 @@ if __name__ == '__main__':
 import torch
 import triton
 from torch import Tensor
+from torch.torch_version import TorchVersion
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
@@ -41,7 +42,6 @@ from triton.runtime.jit import JITFunction
 
 from ttt_kernels import (
     _backend,
-    _known,
     _launch,
     causal_conv,
     deform_attn,
@@ -185,8 +185,7 @@ def _nothing(*_) -> None:
 
 
 def _forget() -> None:
-    """Forgets what is known of other GPUs, and planned for them."""
-    _backend.known.cache_clear()
+    """Forgets what is planned for other GPUs."""
     _launch.forget_plans()
     for op in OPS.values():
         op.plans.clear()
@@ -315,7 +314,7 @@ def tables() -> dict[str, dict[str, Figures]]:
 def table_of(version: str) -> dict[str, Figures]:
     """The rows of a Triton, or of the newest one in the table."""
     every = tables()
-    newest = max(every, key=_known.version_of, default=version)
+    newest = max(every, key=TorchVersion, default=version)
     return every.get(version, every.get(newest, {}))
 
 
