@@ -73,6 +73,22 @@ class RecordedOps(TorchDispatchMode):
         return result
 
 
+def opcheck(op: object, backend: str, case: object, dtype: torch.dtype, **options: object) -> None:
+    """torch's checks of the registered ops that a forward and a backward pass call."""
+    inputs = op.make(case.hw, dtype=dtype, **case.sizes)
+    with RecordedOps() as calls:
+        with_gradients(op.call, inputs, case.hw, backend=backend, **case.options)
+    for function, arguments, _ in calls:
+        forward = not function.__name__.startswith(f'{op.name}_backward')
+        leaves = [
+            x.detach().requires_grad_(forward)
+            if isinstance(x, Tensor) and x.is_floating_point()
+            else x
+            for x in arguments
+        ]
+        torch.library.opcheck(function, leaves, **options)
+
+
 @functools.cache
 def triton_modules() -> list[ModuleType]:
     """Modules of ttt_kernels with functions of Triton."""

@@ -25,16 +25,11 @@ class Case(NamedTuple):
 
 
 class Bad(NamedTuple):
-    """Arguments that are refused: some inputs changed, or options, and the message as a regex."""
+    """A call that raises an error with this word in it: options, and functions of inputs."""
 
-    message: str
+    word: str
+    changes: Mapping[str, Any]
     kind: type[Exception] = ValueError
-    options: Mapping[str, Any] = {}
-    changes: Mapping[str, Callable[[Tensor], Any]] = {}
-
-
-def bad(message: str, kind: type[Exception] = ValueError, *, options=None, **changes) -> Bad:
-    return Bad(message, kind, options or {}, changes)
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ class Op:
         tolerance: Largest error over the largest value, by type, of reference and numba kernel.
         kernel_tolerance: The same of the Triton kernels, which round the operands of products.
         refused: Calls that the Triton kernels refuse, and the message.
-        bad: Arguments that the op refuses, besides those of wrong shapes and dtypes.
+        bad: Calls that the op refuses, besides those with wrong shapes and dtypes.
         cancelling: Inputs whose gradients are small differences.
         convolved: Inputs whose gradients the reference leaves to torch's convolutions.
         suppressed: Inputs whose gradients vanish for loud tokens: a step damped to a length of 1
@@ -72,7 +67,7 @@ class Op:
     kernel_cases: tuple[Case, ...]
     gpu_cases: tuple[Case, ...]
     refused: Mapping[str, Case]
-    bad: Mapping[str, Bad]
+    bad: tuple[Bad, ...]
     # Sums in another order; half types round the results, and nothing else.
     tolerance: Mapping[torch.dtype, float] = field(
         default_factory=lambda: {FP64: 1e-12, FP32: 1e-5, FP16: 2e-3, BF16: 1e-2}
@@ -129,5 +124,5 @@ class Op:
 MAPS = tuple(Case(hw) for hw in ((1, 1), (1, 7), (7, 1), (3, 5), (7, 9), (14, 14)))
 
 
-def no_tokens(message: str, *names: str) -> Bad:
-    return bad(message, **dict.fromkeys(names, lambda x: x[:, :0]))
+def no_tokens(word: str, *names: str) -> Bad:
+    return Bad(word, dict.fromkeys(names, lambda x: x[:, :0]))

@@ -12,19 +12,7 @@ import inner_steps
 import sampling
 import scans
 import torch
-from op_row import (
-    BF16,
-    FP16,
-    FP32,
-    FP64,
-    HW,
-    MAPS,
-    Case,
-    Inputs,
-    Op,
-    bad,
-    no_tokens,
-)
+from op_row import BF16, FP16, FP32, FP64, HW, MAPS, Bad, Case, Inputs, Op, no_tokens
 from torch import Tensor
 
 from ttt_kernels._inputs import state_dtype
@@ -75,19 +63,14 @@ TTT_LINEAR = Op(
     # The output hardly depends on the length of a step behind a LayerNorm.
     cancelling=('eta', 'token_scale'),
     variants=(scan(15, scale=False),),
-    bad={
-        'no tokens': no_tokens(r'T must be at least 1.*\(2, 0, 2, 2, 6\)', 'q', 'k', 'v', 'eta'),
-        'token_scale': bad(
-            r'token_scale must have shape \(R, mini_batch_size\) = \(2, 16\), got \(2, 4\)',
-            token_scale=lambda x: x[:, :4],
-        ),
-        'size 0': bad(r'mini_batch_size must be at least 1, got 0', options={'size': 0}),
-        'half a token': bad(
-            r'mini_batch_size must be an int, got 0.5', TypeError, options={'size': 0.5}
-        ),
-        'no direction': bad(r'non-empty tuple', options={'ways': ''}),
-        'scans': bad(r'R = 2 scans for 1 directions', options={'ways': 'f'}),
-    },
+    bad=(
+        no_tokens('T must be at least 1', 'q', 'k', 'v', 'eta'),
+        Bad('token_scale', {'token_scale': lambda x: x[:, :4]}),
+        Bad('mini_batch_size', {'size': 0}),
+        Bad('mini_batch_size', {'size': 0.5}, TypeError),
+        Bad('directions', {'ways': ''}),
+        Bad('directions', {'ways': 'f'}),
+    ),
 )
 
 # ------------------------------------------------------------------------------------ causal_conv
@@ -122,12 +105,12 @@ CAUSAL_CONV = Op(
     refused={r'K is 9; the kernels have at most 8 taps': convolution(5, 'fb', 1, 6, 9)},
     convolved=('weight', 'other'),
     variants=(convolution(9, 'fb', 1, 6, 4),),
-    bad={
-        'no tokens': no_tokens(r'T must be at least 1', 'x'),
-        'no taps': bad('K ≥ 1', weight=lambda w: w[..., :0]),
-        'other': bad(r'other must have shape \(R, C, K\)', other=lambda w: w[..., 1:]),
-        'scans': bad(r'R = 2 scans for 1 directions', options={'ways': 'f'}),
-    },
+    bad=(
+        no_tokens('T must be at least 1', 'x'),
+        Bad('weight', {'weight': lambda w: w[..., :0]}),
+        Bad('other', {'other': lambda w: w[..., 1:]}),
+        Bad('directions', {'ways': 'f'}),
+    ),
 )
 
 # ----------------------------------------------------------------------------------- inner steps
@@ -165,7 +148,7 @@ TTT_GLU = Op(
         r'the batch is empty': Case((2, 2), {'dim': 32, 'batch': 0}),
     },
     suppressed=('k', 'v', 'w1', 'w2'),
-    bad={'no tokens': no_tokens(r'N must be at least 1.*\(2, 0, 2, 6\)', 'q', 'k', 'v')},
+    bad=(no_tokens('N must be at least 1', 'q', 'k', 'v'),),
 )
 TTT_DWCONV = Op(
     'ttt_dwconv',
@@ -181,15 +164,13 @@ TTT_DWCONV = Op(
     gpu_cases=(*GPU_MAPS, Case((9, 13), {'dim': 5}, {'damping': False})),
     refused={r'the batch is empty': Case((2, 2), {'dim': 32, 'batch': 0})},
     suppressed=('k', 'v', 'w3'),
-    bad={
-        'no tokens': no_tokens(r'must be at least 1|hw = ', 'q', 'k', 'v'),
-        'another map': bad(r'hw = \(4, 5\) makes 20 pixels, and q has 15', options={'hw': (4, 5)}),
-        'an empty map': bad(
-            r'hw must be at least \(1, 1\), got \(0, 15\)', options={'hw': (0, 15)}
-        ),
-        'one number': bad(r'hw must be two ints.*got 15', TypeError, options={'hw': 15}),
-        'halves': bad(r'hw must be two ints.*\(2.5, 6\)', TypeError, options={'hw': (2.5, 6)}),
-    },
+    bad=(
+        no_tokens('q', 'q', 'k', 'v'),
+        Bad('hw', {'hw': (4, 5)}),
+        Bad('hw', {'hw': (0, 15)}),
+        Bad('hw', {'hw': 15}, TypeError),
+        Bad('hw', {'hw': (2.5, 6)}, TypeError),
+    ),
 )
 MLP = {
     'call': inner_steps.call_mlp,
@@ -203,11 +184,11 @@ MLP = {
     ),
     'gpu_cases': (*GPU_MAPS, Case((9, 13), {'dim': 64}, {'loss': 'l2'})),
 }
-BAD_MLP = {
-    'no tokens': no_tokens(r'N must be at least 1', 'q', 'k', 'v'),
-    'loss': bad(r"loss must be 'dot' or 'l2', got 'l1'", options={'loss': 'l1'}),
-    'scale': bad(r'scale must be a finite number, got nan', options={'scale': math.nan}),
-}
+BAD_MLP = (
+    no_tokens('N must be at least 1', 'q', 'k', 'v'),
+    Bad('loss', {'loss': 'l1'}),
+    Bad('scale', {'scale': math.nan}),
+)
 TTT_MLP = Op(
     'ttt_mlp',
     inner_steps.make_glu,
@@ -283,45 +264,18 @@ DEFORM_ATTN = Op(
         r'there are no queries': pyramid(((2, 2),), queries=0),
     },
     images=('value', 'sampling_locations', 'attention_weights'),
-    bad={
-        'pixels': bad(
-            r'value has S = 20 pixels, but the 2 levels of spatial_shapes add up to 21',
-            value=lambda x: x[:, 1:],
-        ),
-        'a string': bad(
-            r"spatial_shapes must be a list of \(h, w\), got '57'",
-            TypeError,
-            options={'shapes': '57'},
-        ),
-        'no level': bad(r'at least one level', options={'shapes': []}),
-        'empty level': bad(r'h, w ≥ 1, got \[0, 4, 3, 5\]', options={'shapes': [(0, 4), (3, 5)]}),
-        'tensor of floats': bad(
-            r'spatial_shapes must be of torch\.int64 or torch\.int32, got torch\.float32',
-            TypeError,
-            options={'shapes': torch.ones(2, 2)},
-        ),
-        'flat tensor': bad(
-            r'spatial_shapes must have shape \(L, 2\) with L ≥ 1, got \(4,\)',
-            options={'shapes': torch.ones(4, dtype=torch.int64)},
-        ),
-        'tensor that does not add up': bad(
-            r'value has S = 21 pixels, but the 2 levels of spatial_shapes add up to 2',
-            options={'shapes': torch.ones(2, 2, dtype=torch.int64)},
-        ),
-        'locations': bad(
-            r'sampling_locations must have shape \(B, Q, H, L, P, 2\), got 5 dim',
-            sampling_locations=lambda x: x[..., 0],
-        ),
-        'no points': bad(
-            r'P must be at least 1, got sampling_locations',
-            sampling_locations=lambda x: x[..., :0, :],
-        ),
-        'location dtype': bad(
-            r'sampling_locations must be torch\.float32 or the dtype of value.*torch\.float16',
-            TypeError,
-            sampling_locations=Tensor.half,
-        ),
-    },
+    bad=(
+        Bad('value', {'value': lambda x: x[:, 1:]}),
+        Bad('spatial_shapes', {'shapes': '57'}, TypeError),
+        Bad('spatial_shapes', {'shapes': []}),
+        Bad('spatial_shapes', {'shapes': [(0, 4), (3, 5)]}),
+        Bad('spatial_shapes', {'shapes': torch.ones(2, 2)}, TypeError),
+        Bad('spatial_shapes', {'shapes': torch.ones(4, dtype=torch.int64)}),
+        Bad('spatial_shapes', {'shapes': torch.ones(2, 2, dtype=torch.int64)}),
+        Bad('sampling_locations', {'sampling_locations': lambda x: x[..., 0]}),
+        Bad('sampling_locations', {'sampling_locations': lambda x: x[..., :0, :]}),
+        Bad('sampling_locations', {'sampling_locations': Tensor.half}, TypeError),
+    ),
 )
 
 

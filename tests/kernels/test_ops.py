@@ -4,12 +4,11 @@ The ops, their calls and tolerances are the rows of ops.py.
 """
 
 import importlib.util
-import re
 from unittest.mock import Mock
 
 import pytest
 import torch
-from kernel_testing import RecordedOps, assert_same, error, normal, with_gradients
+from kernel_testing import assert_same, error, normal, opcheck, with_gradients
 from op_row import BF16, FP16, FP32, FP64, Case
 from ops import OPS
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -151,49 +150,12 @@ def test_an_output_that_gets_no_gradient(op):
 # ------------------------------------------------------------------------------------ registration
 
 
-def calls(op, backend, dtype):
-    """Calls of the registered ops by a forward and a backward pass, with and without options."""
-    for case in (Case(HW), *op.variants):
-        with RecordedOps() as recorded:
-            with_gradients(
-                on(op, backend),
-                op.make(case.hw, dtype=dtype, **case.sizes),
-                case.hw,
-                **case.options,
-            )
-        yield from recorded
-
-
 @every_backend
 def test_opcheck(op, backend):
-    for function, arguments, _ in calls(op, backend, FP32):
-        forward = not function.__name__.startswith(f'{op.name}_backward')
-        leaves = [
-            x.detach().requires_grad_(forward)
-            if isinstance(x, torch.Tensor) and x.is_floating_point()
-            else x
-            for x in arguments
-        ]
-        torch.library.opcheck(function, leaves)
-
-
-@pytest.mark.parametrize('dtype', [FP64, FP32, FP16, BF16], ids=str)
-@every_backend
-def test_meta_tensors_are_like_real_ones(op, backend, dtype):
-    for function, arguments, result in calls(op, backend, dtype):
-        meta = function(*(x.to('meta') if isinstance(x, torch.Tensor) else x for x in arguments))
-        real, meta = (x if isinstance(x, tuple) else (x,) for x in (result, meta))
-        for x, y in zip(real, meta, strict=True):
-            assert (x.shape, x.dtype, x.stride()) == (y.shape, y.dtype, y.stride()), function
-
-
-@every_op
-def test_a_profiler_sees_both_passes(op):
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        with_gradients(on(op, 'reference'), op.make(HW, dtype=FP32))
-    names = {event.key for event in profile.key_averages()}
-    # An eager call's function, and the node of its backward pass.
-    assert names >= {f'ttt_kernels::{op.name}', f'ttt_kernels::{op.name}Backward'}
+    for case in (Case(HW), *op.variants):
+        opcheck(op, backend, case, FP32)
+    for dtype in (FP64, FP16, BF16):
+        opcheck(op, backend, Case(HW), dtype, test_utils=('test_faketensor',))
 
 
 @every_op
@@ -369,13 +331,17 @@ def test_derivatives_of_torch_func(op, transform):
 
 @pytest.mark.parametrize(
     ('op', 'case'),
-    [pytest.param(o, c, id=f'{n}-{w}') for n, o in OPS.items() for w, c in o.bad.items()],
+    [pytest.param(o, c, id=f'{n}-{i}') for n, o in OPS.items() for i, c in enumerate(o.bad)],
 )
 def test_a_bad_argument_is_named(op, case):
-    inputs = op.make(HW, dtype=FP32)
-    inputs |= {n: change(inputs[n]) for n, change in case.changes.items()}
-    with pytest.raises(case.kind, match=case.message):
-        op.call(inputs, **{'hw': HW, **case.options})
+    inputs, options = op.make(HW, dtype=FP32), {'hw': HW}
+    for name, change in case.changes.items():
+        if name in inputs:
+            inputs[name] = change(inputs[name])
+        else:
+            options[name] = change
+    with pytest.raises(case.kind, match=case.word):
+        op.call(inputs, **options)
 
 
 @pytest.mark.parametrize(
@@ -385,22 +351,14 @@ def test_a_bad_argument_is_named(op, case):
 def test_every_input_is_checked(op, name):
     inputs, first, record = op.make(HW, dtype=FP32), op.tokens[0], _op.OPS[op.name]
     x = inputs[name]
-    bad = [(x[0], ValueError, 'must have shape'), (x.int(), TypeError, 'must be torch.float32')]
-    bad += [(0.0, TypeError, 'must be a tensor, got float')]
+    bad = [(x[0], ValueError), (x.int(), TypeError), (0.0, TypeError)]
     if name != first:
-        bad += [
-            (x[..., :-1], ValueError, 'must have shape'),
-            (x.half(), TypeError, 'must be torch'),
-        ]
-        bad += [(x.to('meta'), ValueError, f'is on meta and {first} on cpu; move them')]
+        bad += [(x[..., :-1], ValueError), (x.half(), TypeError), (x.to('meta'), ValueError)]
     if name not in [record.names[i] for i in record.optional]:
-        bad += [(None, TypeError, 'must be a tensor, got NoneType')]
-    for value, kind, message in bad:
-        if value is bad[1][0] and name in (first, 'sampling_locations'):
-            message = 'must be float32, bfloat16, float16 or float64, got torch.int32'
-        with pytest.raises(kind, match=re.escape(message)) as raised:
+        bad += [(None, TypeError)]
+    for value, kind in bad:
+        with pytest.raises(kind, match=f'^{op.name}: '):
             op.call({**inputs, name: value}, HW)
-        assert str(raised.value).startswith(f'{op.name}: ')
 
 
 def test_an_unknown_backend():

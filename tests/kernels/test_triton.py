@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from inner_steps import inner_gradient
-from kernel_testing import RecordedOps, assert_same, error, normal, with_gradients
+from kernel_testing import assert_same, error, normal, opcheck, with_gradients
 from op_row import FP16, FP32, FP64, Case
 from ops import OPS, STEPS, pyramid
 from scans import OP, OP_BACKWARD, call, make
@@ -88,18 +88,9 @@ def test_strided_gradients(op, layout):
 @several_programs
 @every_op
 def test_opcheck(op):
-    with RecordedOps() as calls:
-        with_gradients(on_triton(op), op.make(HW, dim=32, batch=1, heads=1, dtype=FP32))
     checks = ('test_schema', 'test_autograd_registration', 'test_faketensor')
-    for function, arguments, _ in calls:
-        forward = not function.__name__.startswith(f'{op.name}_backward')
-        leaves = [
-            x.detach().requires_grad_(forward)
-            if isinstance(x, torch.Tensor) and x.is_floating_point()
-            else x
-            for x in arguments
-        ]
-        torch.library.opcheck(function, leaves, test_utils=checks)
+    case = Case(HW, {'dim': 32, 'batch': 1, 'heads': 1})
+    opcheck(op, 'triton', case, FP32, test_utils=checks)
 
 
 @several_programs
