@@ -105,33 +105,6 @@ def triton_modules() -> list[ModuleType]:
     return actual
 
 
-def _by_name(function: Callable) -> Callable:
-    """A function of a type of Triton that keeps its answers: not all of the types can be hashed."""
-    known = {}
-
-    def kept(dtype: object) -> object:
-        if dtype.name not in known:
-            known[dtype.name] = function(dtype)
-        return known[dtype.name]
-
-    return kept
-
-
-def _kept_init(cls: type, key: Callable, *own: str) -> Callable:
-    """An `__init__` that copies the attributes of the first object of a key, but its `own`."""
-    known, init = {}, cls.__init__
-
-    def kept(self: object, *args: object) -> None:
-        name = key(*args)
-        if name not in known:
-            init(self, *args)
-            known[name] = vars(self).copy()
-        vars(self).update(known[name])
-        vars(self).update(zip(own, args, strict=False))
-
-    return kept
-
-
 def _assert_no_overflow(semantic: object, left: object, right: object, op: Callable) -> None:
     """Triton's own check of + - × of integers, on NumPy's: in Triton's it takes half the time."""
     dtype = left.type.scalar
@@ -180,12 +153,6 @@ def quick_and_poisoned() -> Iterator[None]:
         function = interpreter.InterpretedFunction
         patch.setattr(function, '__call__', lambda f, *a, **k: f.rewrite()(*a, **k))
         patch.setattr(TritonSemantic, 'binary_op_sanitize_overflow_impl', _assert_no_overflow)
-        patch.setattr(interpreter, '_get_np_dtype', _by_name(interpreter._get_np_dtype))
-        # Thousands of blocks have the same few types.
-        by_shape = _kept_init(tl.block_type, lambda t, shape: (t.name, *map(int, shape)))
-        patch.setattr(tl.block_type, '__init__', by_shape)
-        by_type = _kept_init(tl.tensor, lambda _, t: t.name, 'handle')
-        patch.setattr(tl.tensor, '__init__', by_type)
         for module in triton_modules():
             # A launch patches the modules that it finds here; Triton's own functions use this one.
             patch.setattr(module, 'core', tl.core, raising=False)
