@@ -120,6 +120,6 @@ def exported(
         ]
         kernel = torch.cat(sides)[:, None, None]
         y = F.conv2d(image, kernel, padding=(0, reach), groups=len(kernel))
-        return y.permute(0, 2, 3, 1).squeeze(1).unflatten(2, (scans, -1)).to(x.dtype)
+        return y.permute(0, 2, 3, 1).flatten(1, 2).unflatten(2, (scans, -1)).to(x.dtype)
 
     return filtered(weight), x.new_empty(0) if other is None else filtered(other)
