@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .by_name import finetune, load
     from .models.adapters import ViTAdapter
     from .models.backbones import T5, HViT3, TimmViT, ViT3, Vittt
-    from .models.distillation import distil
     from .models.linearize import Linearization, linearize
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     'ViTAdapter',
     'Vittt',
     '__version__',
-    'distil',
     'finetune',
     'linearize',
     'load',
@@ -35,7 +33,7 @@ _NAMES = OnDemand(
     __name__,
     by_name='finetune load',
     models='T5 HViT3 TimmViT ViT3 ViTAdapter Vittt',
-    **{'models.distillation': 'distil', 'models.linearize': 'Linearization linearize'},
+    **{'models.linearize': 'Linearization linearize'},
 )
 
 

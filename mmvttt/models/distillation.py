@@ -1,21 +1,19 @@
 """Feature distillation: a linearized transformer learns its source's tokens, without labels."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmvttt.arguments import check_choice, check_int, check_number
+from mmvttt.arguments import check_choice
 from mmvttt.errors import OptionError, OptionTypeError
 
 from .backbones.base import PlainBackbone
 from .linearize import Replacement, vit
 
 _TINY = 1e-6
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def _unexplained(tokens: Tensor, source: Tensor) -> Tensor:
@@ -159,122 +157,3 @@ def new_parameters(model: nn.Module) -> set[str]:
         if isinstance(module, Replacement)
         for parameter in module.new_parameters()
     }
-
-
-def distil(
-    source: nn.Module,
-    model: nn.Module,
-    batches: Iterable[Any],
-    steps: int,
-    lr: float = 3e-4,
-    new_lr_mult: float = 5.0,
-    blockwise: int = 0,
-    report: Callable[[int, dict[str, float]], None] | None = None,
-    **options: Any,
-) -> list[dict[str, float]]:
-    """Trains a linearized model to return its source's tokens, on images without labels.
-
-    AdamW without weight decay, gradients clipped to a norm of 1, a warm-up of a twentieth and a
-    cosine to 0. `configs/distil_dinov3_s_10k.py` is the same training in mmengine's loop, with
-    resuming, several GPUs and mixed precision.
-
-    Args:
-        source: The softmax model, in any precision. It is set to evaluation and left like that.
-        model: The same model after `linearize`, with the source's weights. Trained in place, but
-            for what does not require gradients, and left in training mode.
-        batches: Images `(B, 3, H, W)`, or tuples that begin with them, as a loader gives them;
-            begun again when they end. Two images or more where there is a class token.
-        steps: Number of steps.
-        lr: Rate of what the source has.
-        new_lr_mult: The new parameters learn at so many times `lr`.
-        blockwise: Number of first steps in which the new parameters alone are trained, each block
-            on its source's inputs. For plain backbones (`TimmViT`).
-        report: Called after each step with its number and figures.
-        options: `loss` and `depths` of `distillation_losses`.
-
-    Returns:
-        The figures of `distillation_losses` for each step.
-
-    Raises:
-        TypeError: If a batch is neither a tensor nor a tuple, or a model has no tokens to compare.
-        ValueError: If nothing in the model is new or nothing new is trained, it is the source or
-            in half precision, there are no batches, or an option is out of range.
-        FloatingPointError: If the gradients of a step are not finite. The step is not taken.
-    """
-    check_int('steps', steps, 1)
-    check_int('blockwise', blockwise, 0, steps)
-    check_number('lr', lr, above=0)
-    check_number('new_lr_mult', new_lr_mult, above=0)
-    names = new_parameters(model)
-    if set(map(id, source.parameters())) & set(map(id, model.parameters())):
-        raise OptionError(
-            'source and model share parameters, so that there is nothing to learn: linearize a '
-            'copy, model = copy.deepcopy(source)'
-        )
-    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    new = [p for name, p in learning.items() if name in names]
-    if not new:
-        raise OptionError(
-            f'{type(model).__name__} has nothing new to learn: linearize it first, and do not '
-            'freeze what linearize has added.'
-        )
-    trained = [p for name, p in learning.items() if name not in names]
-    if half := next((n for n, p in learning.items() if p.dtype in _HALF), None):
-        raise OptionError(
-            f'{half} is {learning[half].dtype}, in which small updates are lost: give '
-            'model.float() and train under torch.autocast.'
-        )
-    optimizer = torch.optim.AdamW(
-        [dict(params=trained, lr=lr), dict(params=new, lr=lr * new_lr_mult)], weight_decay=0.0
-    )
-    warmup = max(1, steps // 20)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda i: min((i + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * i / steps)),
-    )
-    source.eval()
-    model.train()
-    curve: list[dict[str, float]] = []
-    try:
-        while len(curve) < steps:
-            count = len(curve)
-            for batch in batches:
-                step = len(curve)
-                first = step < blockwise
-                for parameter in trained:
-                    parameter.requires_grad_(not first)
-                images = batch[0] if isinstance(batch, tuple | list) else batch
-                if not isinstance(images, Tensor):
-                    raise OptionTypeError(
-                        'batches must hold images, or tuples that begin with them, got '
-                        f'{type(images).__name__}'
-                    )
-                with torch.enable_grad():
-                    losses = distillation_losses(source, model, images, blockwise=first, **options)
-                optimizer.zero_grad()
-                losses['loss_distil'].backward()
-                norm = torch.nn.utils.clip_grad_norm_([*trained, *new], 1.0)
-                if not norm.isfinite():
-                    raise FloatingPointError(
-                        f'step {step}: the loss is {losses["loss_distil"].item():.4g} and the norm '
-                        f'of its gradients {norm.item():.4g}; the step is not taken. Look for NaN '
-                        f'in the images of this batch, or lower lr={lr}.'
-                    )
-                optimizer.step()
-                schedule.step()
-                curve.append({name: value.item() for name, value in losses.items()})
-                if report is not None:
-                    report(step, curve[-1])
-                if len(curve) == steps:
-                    break
-            if len(curve) == count:
-                raise OptionError(
-                    f'batches ended after {count} of {steps} steps and cannot be begun again: give '
-                    'a loader or a list, no generator.'
-                    if count
-                    else 'batches is empty: give a loader of images.'
-                )
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-    return curve
