@@ -1,4 +1,4 @@
-"""The option `backend` of the mixers and of the ViT-Adapter: it reaches the ops, and only them."""
+"""The option `backend` of the mixers and of the ViT-Adapter reaches the ops."""
 
 import pytest
 import torch
@@ -6,74 +6,45 @@ import torch
 from mmvttt.models.layers import TTTMixer
 from ttt_kernels import _backend, _op
 
-from .building import build as build_model
+from .building import build
 
 ARCH = dict(embed_dims=64, num_layers=1, num_heads=2, feedforward_channels=64)
 STAGES = dict(embed_dims=(64, 64), depths=(1, 1), num_heads=(2, 2))
-GLU = dict(type='mmvttt.TTTMixer', inner=dict(type='GatedFC'))
 VITTT = dict(type='mmvttt.Vittt', arch=ARCH)
-ADAPTER = dict(type='mmvttt.ViTAdapter', norm_layer=dict(type='BN'), conv_inplane=8)
-
-
-def config(model: dict, **mixer: str) -> dict:
-    """A model whose mixers have further options."""
-    return dict(model, mixer={**model.get('mixer', {}), **mixer})
-
-
-MODELS_AND_OPS = {
-    'Vittt': (VITTT, {'ttt_linear', 'causal_conv'}),
-    'ViT3': (dict(type='mmvttt.ViT3', arch=ARCH), {'ttt_glu', 'ttt_dwconv'}),
-    'HViT3': (dict(type='mmvttt.HViT3', arch=STAGES), {'ttt_glu', 'ttt_dwconv'}),
-    'T5': (dict(type='mmvttt.T5', arch=ARCH), {'ttt_mlp'}),
-    'gated heads': (dict(type='mmvttt.ViT3', arch=ARCH, mixer=GLU), {'ttt_glu'}),
-    'convolutions': (
-        dict(type='mmvttt.ViT3', arch=ARCH, mixer=dict(GLU, inner=dict(type='DWConv'))),
-        {'ttt_dwconv'},
-    ),
-    'two layers': (
-        dict(type='mmvttt.ViT3', arch=ARCH, mixer=dict(GLU, inner=dict(type='MLP'))),
-        {'ttt_mlp'},
+VIT3 = dict(type='mmvttt.ViT3', arch=ARCH)
+REFERENCE = dict(backend='reference')
+# Models, and the options by which all of their ops run the reference.
+MODELS = {
+    'Vittt': (VITTT, dict(mixer=REFERENCE)),
+    'ViT3': (VIT3, dict(mixer=REFERENCE)),
+    'HViT3': (dict(type='mmvttt.HViT3', arch=STAGES), dict(mixer=REFERENCE)),
+    'T5': (dict(type='mmvttt.T5', arch=ARCH), dict(mixer=REFERENCE)),
+    **{
+        inner: (
+            VIT3 | dict(mixer=dict(type='TTTMixer', inner=inner)),
+            dict(mixer=dict(type='TTTMixer', inner=inner, **REFERENCE)),
+        )
+        for inner in ('GatedFC', 'DWConv', 'MLP')
+    },
+    'ViTAdapter': (
+        dict(type='mmvttt.ViTAdapter', norm_layer='BN', backbone=VITTT | dict(mixer=REFERENCE)),
+        dict(deform_backend='reference'),
     ),
 }
 
 
-@pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
-    """Ops that are called, and their backends; the environment names the other one."""
-    calls = set()
-    choose = _backend.choose
-
-    def listen(op: str, backend: str, *args: object) -> object:
-        calls.add((op, backend))
-        return choose(op, backend, *args)
-
+@pytest.mark.parametrize('name', MODELS)
+def test_a_config_chooses_the_backend(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment names Triton, which runs nothing on a CPU, so every op needs the option."""
+    monkeypatch.setenv(_backend.VARIABLE, 'triton')
     for op in _op.OPS.values():
-        op.plans.clear()  # of calls with these layouts
-    monkeypatch.setattr(_backend, 'choose', listen)
-    monkeypatch.setenv(_backend.VARIABLE, 'reference')
-    return calls
-
-
-@pytest.mark.parametrize('name', MODELS_AND_OPS)
-def test_a_config_chooses_the_backend(name: str, chosen: set) -> None:
-    base, ops = MODELS_AND_OPS[name]
+        # Of calls in another environment.
+        op.plans.clear()
+    config, options = MODELS[name]
     image = torch.randn(2, 3, 32, 32)
-    build_model(config(base)).eval()(image)
-    assert chosen == {(op, 'reference') for op in ops}
-    chosen.clear()
-    # No Triton kernel runs here, and nothing else may take its place.
-    with pytest.raises(RuntimeError, match=r"backend='triton' cannot run here: the tensors are on"):
-        build_model(config(base, backend='triton')).eval()(image)
-    assert {backend for _, backend in chosen} == {'triton'}
-
-
-def test_the_adapter_chooses_for_its_attention_alone(
-    chosen: set, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(_backend.VARIABLE)
-    model = build_model(dict(ADAPTER, backbone=VITTT, deform_backend='reference')).eval()
-    model(torch.randn(1, 3, 64, 64))
-    assert chosen == {('ttt_linear', 'auto'), ('causal_conv', 'auto'), ('deform_attn', 'reference')}
+    with pytest.raises(RuntimeError, match='cannot run here: the tensors are on'):
+        build(config).eval()(image)
+    assert build(config | options).eval()(image)
 
 
 def test_a_backend_is_refused_where_no_op_does_the_training() -> None:

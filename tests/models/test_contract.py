@@ -291,20 +291,8 @@ def test_pooled_is_the_mean_of_the_map(name: str) -> None:
 KINDS = (nn.Linear, nn.LayerNorm, nn.GELU, nn.SiLU)
 
 
-class Shifted(nn.Module):
-    """Anything in the place of a layer, with no attribute of its."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.inside = layer
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        y = self.inside(*args)
-        return y + torch.linspace(0, 1, y.shape[-1])
-
-
 @pytest.mark.parametrize('name', [*OWN, 'ViTAdapter'])
-def test_layers_are_called_as_modules_and_may_be_replaced(name: str) -> None:
+def test_layers_are_called_as_modules(name: str) -> None:
     model = build(name).eval()
     image = torch.randn(1, 3, 32, 64)
     calls: dict[str, set[str]] = {
@@ -317,13 +305,6 @@ def test_layers_are_called_as_modules_and_may_be_replaced(name: str) -> None:
     outs = model(image)
     sum(y.square().sum() for y in outs).backward()
     assert {n: kinds for n, kinds in calls.items() if kinds != {'forward', 'backward'}} == {}
-    projection = 'in_proj' if name in ('Vittt', 'ViTAdapter') else 'qkv'
-    for n in ('blocks.0.norm2', 'blocks.0.mlp.fc2', f'blocks.0.mixer.{projection}'):
-        path = {'HViT3': f'stages.0.{n}', 'ViTAdapter': f'backbone.{n}'}.get(name, n)
-        before = model.get_submodule(path)
-        model.set_submodule(path, Shifted(before))
-        assert not torch.equal(model(image)[-1], outs[-1]), path
-        model.set_submodule(path, before)
 
 
 def offload(model: nn.Module) -> None:

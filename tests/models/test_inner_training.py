@@ -41,17 +41,6 @@ def convolved(x: Tensor, conv: nn.Conv2d) -> Tensor:
     return torch.cat([x[:, :PREFIX], x[:, PREFIX:] + local.flatten(2).transpose(1, 2)], 1)
 
 
-def test_without_projections_and_prefix_it_is_the_mixer() -> None:
-    options = dict(key_norm='instance', locality='dwc_qk', neighborhood=3, key_position=(4, 4))
-    mixer = random_(TTTMixer(16, 2, SWIGLU, **options))
-    training = InnerTraining(16, 2, SWIGLU, **options).double()
-    own = {n: p for n, p in mixer.state_dict().items() if not n.startswith(('qkv.', 'proj.'))}
-    training.load_state_dict(own)
-    x = tokens(35)[0]
-    mixed = training.mix(x, *mixer.qkv(x).chunk(3, -1), HW)
-    assert torch.equal(mixer.proj(mixed), mixer(x, HW))
-
-
 def test_prefix_tokens_train_and_are_read_but_have_no_place_on_the_map() -> None:
     """By hand for x W on the dot loss, W + s/N · KᵀV, with all that surrounds it in T⁵⁺."""
     training = random_(
@@ -95,15 +84,6 @@ def test_the_convolved_values_are_those_of_the_map() -> None:
     expected = convolved(v, training.v_conv) - v
     torch.testing.assert_close(added, expected, rtol=1e-10, atol=1e-10)
     assert not added[:, :PREFIX].any()
-
-
-@pytest.mark.parametrize('kind', ['MLP', 'SoftmaxAttention', 'LinearAttention'])
-def test_without_a_map_of_their_own_all_tokens_are_alike(kind: str) -> None:
-    training = random_(InnerTraining(16, 2, dict(type=kind)))
-    split, whole = (
-        training.mix(*tokens(), hw, prefix) for hw, prefix in ((HW, PREFIX), ((2, 19), 0))
-    )
-    assert torch.equal(split, whole)
 
 
 @pytest.mark.parametrize('kind', ['Conv', 'DWConv'])

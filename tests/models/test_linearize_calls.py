@@ -50,24 +50,6 @@ def test_a_block_outside_of_a_call_is_refused(name: str) -> None:
             block(tokens[0])
 
 
-def test_a_call_inside_of_a_call() -> None:
-    model = linear()
-    expected = model(image(WIDE))
-    inside: list[Tensor] = []
-
-    def call(*_: object) -> None:
-        if not inside:
-            inside.append(torch.empty(0))
-            inside.append(model(image(HIGH)))
-
-    for module in (model.pos_drop, model.blocks[0].norm1):
-        handle = module.register_forward_pre_hook(call)
-        assert torch.equal(model(image(WIDE)), expected)
-        handle.remove()
-        assert torch.equal(inside[1], model(image(HIGH)))
-        inside.clear()
-
-
 @pytest.mark.parametrize(
     ('name', 'reentrant'),
     [

@@ -114,15 +114,6 @@ def test_a_shift_of_all_keys(kind: str | None) -> None:
     assert change < rounding if kind in ('instance', 'instance_center') else change > 1e-3
 
 
-@pytest.mark.parametrize('kind', [None, *KEY_NORMS])
-def test_a_single_token(kind: str | None) -> None:
-    model = reduced(mixer=dict(key_norm=kind, neighborhood=5)).train()
-    out = model(torch.randn(1, 3, 16, 16))[0]
-    out.square().sum().backward()
-    assert out.shape == (1, 32, 1, 1)
-    assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
 def test_key_norm_is_not_made_in_half_precision() -> None:
     # The mean of numbers this far from 0 would lose all of their differences.
     k = (torch.randn(1, 4200, 4) + 60).bfloat16()

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from ..backbones.base import run
 from ..layers.conv import to_map
 from ..layers.drop_path import DropPath
 from .deformable_attention import DeformableAttention, SamplingGrid
@@ -140,7 +140,7 @@ class Interaction(nn.Module):
 
         `grid` has the tokens as queries, the levels of the pyramid as values.
         """
-        return self._run(self.injector, tokens, pyramid, grid)
+        return run(self.injector, self.with_cp, tokens, pyramid, grid)
 
     def extract(
         self,
@@ -154,10 +154,5 @@ class Interaction(nn.Module):
         `grid` has the cells of the pyramid as queries, the tokens as values.
         """
         for extractor in self.extractors:
-            pyramid = self._run(extractor, pyramid, tokens, grid, sizes)
+            pyramid = run(extractor, self.with_cp, pyramid, tokens, grid, sizes)
         return pyramid
-
-    def _run(self, module: nn.Module, *args) -> Tensor:
-        if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(module, *args, use_reentrant=False)
-        return module(*args)

@@ -27,6 +27,13 @@ _log = logging.getLogger(__name__)
 OUT_TYPES = ('featmap', 'avg_featmap')
 
 
+def run(module: nn.Module, with_cp: bool, *args: Any, **kwargs: Any) -> Any:
+    """Calls a module, which is recomputed in the backward pass if `with_cp`."""
+    if with_cp and torch.is_grad_enabled():
+        return checkpoint(module, *args, use_reentrant=False, **kwargs)
+    return module(*args, **kwargs)
+
+
 def map_size(x: Tensor) -> tuple[int, int]:
     """Height and width of a map `(B, C, h, w)`, as numbers even when traced."""
     height, width = x.shape[2], x.shape[3]
@@ -249,10 +256,7 @@ class PlainBackbone(nn.Module):
 
     def run_block(self, index: int, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
         """Block `index` on tokens `(B, T, C)` of an `(h, w)` map, recomputed later if `with_cp`."""
-        block = self.blocks[index]
-        if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(block, x, hw, use_reentrant=False, **extras)
-        return block(x, hw, **extras)
+        return run(self.blocks[index], self.with_cp, x, hw, **extras)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image `(B, in_channels, H, W)` → one output for each of `out_indices`.

@@ -7,7 +7,6 @@ from itertools import accumulate
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from mmvttt.arguments import check_choice, check_int
 from mmvttt.errors import OptionError
@@ -17,7 +16,15 @@ from ..layers.mixer import Mixer, resolve_mixer
 from ..layers.mixer_block import MixerBlock
 from ..layers.norms import ConvNormAct, NormLayer, build_norm
 from ..layers.rope import rotation_2d
-from .base import OUT_TYPES, check_image, drop_path_rates, map_size, resolve_arch, resolve_indices
+from .base import (
+    OUT_TYPES,
+    check_image,
+    drop_path_rates,
+    map_size,
+    resolve_arch,
+    resolve_indices,
+    run,
+)
 
 _MLP_RATIO = 4
 _NORM_EPS = 1e-5
@@ -123,10 +130,7 @@ class Stage(nn.Module):
         # Contiguous: sums take the layout of their first operand, so it spreads through the blocks.
         x = x.permute(0, 2, 3, 1).flatten(1, 2).contiguous()
         for block in self.blocks:
-            if self.with_cp and torch.is_grad_enabled():
-                x = checkpoint(block, x, hw, rotation=rotation, use_reentrant=False)
-            else:
-                x = block(x, hw, rotation=rotation)
+            x = run(block, self.with_cp, x, hw, rotation=rotation)
         return to_map(x, hw)
 
 

@@ -11,7 +11,6 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from mmvttt.arguments import check_choice, check_config, check_int, checked_size
 from mmvttt.checkpoints.families import to_timm
@@ -22,7 +21,7 @@ from ..linearize import MapSize, linearize
 from ..linearize.linearize import Linearization
 from ..linearize.replacement import Note
 from ..linearize.vit import NOTE, from_authors
-from .base import OUT_TYPES, PlainBackbone, check_image, map_size
+from .base import OUT_TYPES, PlainBackbone, check_image, map_size, run
 
 _log = logging.getLogger(__name__)
 
@@ -192,10 +191,7 @@ class TimmViT(PlainBackbone):
             extras = {'rope': rope[index] if self.mixed_rope else rope}
         if self.linearization is not None:
             extras['attn_mask'] = MapSize(*hw)
-        block = self.blocks[index]
-        if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(block, x, use_reentrant=False, **extras)
-        return block(x, **extras)
+        return run(self.blocks[index], self.with_cp, x, **extras)
 
     def to_output(self, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
         """Tokens `(B, num_prefix_tokens + h·w, C)` → a map or a feature, by `out_type`."""

@@ -174,24 +174,11 @@ def _family(model: nn.Module) -> ModuleType:
         if isinstance(model, family.MODELS):
             return family
     raise OptionError(
-        f'{type(model).__name__} cannot be linearized: {_reason(model)}. Give a VisionTransformer, '
-        'Eva, Beit, VisionTransformerRelPos, CAFormer, PiT or VOLO of timm, or a DiT, PixArt, SD3 '
-        'or Flux transformer of diffusers. Weights of transformers load into mmvttt.TimmViT.'
+        f'{type(model).__name__} cannot be linearized: give a VisionTransformer, Eva, Beit, '
+        'VisionTransformerRelPos, CAFormer, PiT or VOLO of timm, or a DiT, PixArt, SD3 or Flux '
+        'transformer of diffusers, not compiled or wrapped (model._orig_mod or model.module holds '
+        'it then). Weights of transformers load into mmvttt.TimmViT.'
     )
-
-
-def _reason(model: nn.Module) -> str:
-    """Why a model of no known family is refused."""
-    if not isinstance(model, nn.Module):
-        return 'it is not a module'
-    wrapped = next((n for n in ('module', '_orig_mod') if hasattr(model, n)), None)
-    if wrapped is not None:
-        return f'it is a wrapper, and .{wrapped} is the model'
-    if type(model).__name__ == 'NaFlexVit':
-        return 'its batches hold patches of images of several sizes, under a mask'
-    if not any('attn' in n or 'attention' in n for n, _ in model.named_modules()):
-        return 'it has no attention'
-    return 'it is not known to attend to all tokens of one image'
 
 
 def _chosen(
