@@ -32,7 +32,7 @@ class SamplingGrid(NamedTuple):
     """Positions of Q query cells on L value levels.
 
     Attributes:
-        centres: `(Q, L, 2)`: x and y of every query cell; [0, 1] is the extent of the value level.
+        centres: `(Q, L, 2)`: x and y of every query cell in fractions of the value level's extent.
         cells: `(L, 2)`: width and height of the value levels in cells.
         sizes: Height and width of the value levels in cells.
     """
@@ -71,7 +71,7 @@ class DeformableAttention(nn.Module):
     """Multi-head attention to a few sampled positions instead of every token.
 
     Each query predicts, for each head and value level, `num_points` offsets from its own position
-    and their weights; the values are sampled there bilinearly and summed.
+    and their weights. The values there are sampled bilinearly and summed.
 
     Args:
         embed_dims: Channels of queries and values, C.
@@ -79,7 +79,7 @@ class DeformableAttention(nn.Module):
         num_levels: Value levels L.
         num_points: Sampled positions per head and level, P.
         ratio: Channels of the sampled values as a fraction of C.
-        backend: Implementation of the op: 'triton', 'numba' or 'reference'; None leaves the choice
+        backend: Implementation of the op: 'triton', 'numba' or 'reference'. None leaves the choice
             to it (docs/kernels.md).
     """
 
@@ -138,7 +138,7 @@ class DeformableAttention(nn.Module):
             nn.init.zeros_(projection.bias)
 
     def forward(self, query: Tensor, value: Tensor, grid: SamplingGrid) -> Tensor:
-        """Attends from `query` `(B, Q, C)` to `value` `(B, S, C)`; returns `(B, Q, C)`.
+        """Attends from `query` `(B, Q, C)` to `value` `(B, S, C)` and returns `(B, Q, C)`.
 
         S runs over the cells of the value levels of `grid`, one level after the other.
         """

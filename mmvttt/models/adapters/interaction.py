@@ -41,7 +41,7 @@ class ConvFFN(nn.Module):
         nn.init.zeros_(self.dwconv.bias)
 
     def forward(self, pyramid: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
-        """Pyramid `(B, S, C)` → `(B, S, C)`; S runs over the cells of levels of `sizes` (h, w)."""
+        """Pyramid `(B, S, C)` of levels of `sizes` (h, w), S their cells, → `(B, S, C)`."""
         hidden = join_levels([self.dwconv(x) for x in split_levels(self.fc1(pyramid), sizes)])
         return self.fc2(F.gelu(hidden))
 
@@ -62,7 +62,7 @@ class _Reader(nn.Module):
 class Injector(_Reader):
     """Injects the pyramid into the backbone's tokens: `x + γ · attn(LN(x), LN(c))`.
 
-    γ starts at `init_values`; with 0, training starts from exactly the backbone's own features.
+    γ starts at `init_values`. With 0, training starts from exactly the backbone's own features.
     """
 
     def __init__(

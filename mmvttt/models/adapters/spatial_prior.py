@@ -12,7 +12,7 @@ class SpatialPrior(nn.Module):
 
     Args:
         embed_dims: Channels of the outputs, C.
-        width: Channels of the stem; the later stages have 2, 4 and 4 times as many.
+        width: Channels of the stem. The later stages have 2, 4 and 4 times as many.
         norm_layer: Norm layers after the convolutions, see `build_norm`.
         in_channels: Channels of the image.
         with_stride4: Whether to project the stem's map too (else the first output is None).

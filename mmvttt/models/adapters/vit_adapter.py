@@ -25,7 +25,7 @@ from .spatial_prior import SpatialPrior
 _STRIDES = (4, 8, 16, 32)
 _PATCH = 16
 _NUM_GROUPS = 4
-# Options of a backbone that its own forward pass alone reads.
+# Options of a backbone that only its own forward pass reads.
 _WITHOUT_EFFECT = {'out_indices', 'out_type', 'cls_mode'}
 _log = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ class ViTAdapter(nn.Module):
     """Wraps a plain backbone of patch size 16 and returns maps at strides 4, 8, 16 and 32.
 
     A spatial prior of convolutions computes a pyramid next to the backbone's tokens. The blocks run
-    in groups; before each group an injector adds the pyramid (strides 8, 16, 32) to the tokens,
-    after it an extractor adds the tokens to the pyramid. All channels are the backbone's
-    `embed_dims`.
+    in groups. Before each group an injector adds the pyramid (strides 8, 16, 32) to the tokens, and
+    after it an extractor adds the tokens to the pyramid. All maps have the backbone's `embed_dims`
+    channels.
 
     Defaults by the backbone's `embed_dims`: 192, 384, 768 have 6, 6, 12 heads of deformable
     attention, ratio 1.0, 1.0, 0.5 and drop path .1, .2, .3, as in Vision-RWKV, whose recipes
@@ -60,21 +60,20 @@ class ViTAdapter(nn.Module):
 
     Images may have any size: level s has `ceil(H / s)` × `ceil(W / s)` cells, as the convolutions
     and the backbone's padding to whole patches give. Sampling positions are aligned in pixels and
-    resized maps are cropped, so nothing shifts if 32 does not divide a side; if it does, this is
-    the usual ViT-Adapter.
+    resized maps are cropped, so that features keep their place if 32 does not divide a side. If it
+    does, this is the usual ViT-Adapter.
 
-    The backbone's final norm and class tokens are not used in this model and are removed: loading a
-    classifier's checkpoint reports them as unexpected.
+    The backbone's final norm and class tokens are not used and therefore removed. Loading the
+    checkpoint of a classifier reports them as unexpected.
 
     Args:
-        backbone: A plain backbone, which is copied; its name; or `dict(type=…)` and options. It has
-            the attributes `embed_dims`, `num_layers`, `patch_size`, `norm`; the methods
-            `embed(image) -> (tokens, (h, w))` and `run_block(i, tokens, (h, w)) -> tokens`; and
-            `num_prefix_tokens`, for tokens in front of the patches' tokens, which bypass the
-            adapter. Its drop path, freezing of single stages and checkpointing of blocks are its
-            own options.
-        task: Tokens to add to the pyramid at the end. `'det'`: the last ones, to all four maps;
-            `'seg'`: the tokens after interaction 1, 2, 3, 4, to map 1, 2, 3, 4.
+        backbone: A plain backbone, which is copied, its name, or `dict(type=…)` with options. It
+            has the attributes `embed_dims`, `num_layers`, `patch_size`, `norm`, and the methods
+            `embed(image) -> (tokens, (h, w))` and `run_block(i, tokens, (h, w)) -> tokens`. Tokens
+            in front of the patches' tokens, as many as `num_prefix_tokens`, bypass the adapter.
+            Drop path, frozen stages and checkpointing of the blocks are options of the backbone.
+        task: Tokens to add to the pyramid at the end: with 'det' the last ones to all four maps,
+            with 'seg' the tokens after interaction 1, 2, 3, 4 to map 1, 2, 3, 4.
         interaction_indexes: First and last block of every group. Default: four even groups
             ([0, 2], [3, 5], [6, 8], [9, 11] of 12).
         deform_num_heads: Heads of the deformable attention. Default by width.
@@ -86,16 +85,16 @@ class ViTAdapter(nn.Module):
         init_values: Initial value of the injectors' γ.
         drop_path_rate: Stochastic depth of the conv-FFN. Default by width.
         out_indices: Maps to return (0: stride 4 … 3: stride 32).
-        freeze_backbone: Train only the adapter. The backbone gets no gradients and stays in
-            evaluation mode (gradients still pass through it to the injectors).
+        freeze_backbone: Train only the adapter. The backbone stays in evaluation mode, and its
+            parameters get no gradients, which still pass through it to the injectors.
         with_cp: Recompute injectors and extractors in the backward pass, non-reentrantly.
         norm_layer: Norm layers of the spatial prior and of the outputs, see `build_norm`. 'SyncBN'
-            equals 'BN' while no process group exists; in a process group on CPUs it cannot run:
-            take 'BN' or `dict(type='GN', num_groups=32)`. Use 'GN' with one image per GPU, or
+            equals 'BN' while no process group exists. In a process group on CPUs it cannot run:
+            take 'BN' or `dict(type='GN', num_groups=32)`. Use 'GN' with one image per GPU, or with
             images so small that a level is one cell.
         deform_backend: Implementation of the deformable attention's op: 'triton', 'numba' or
-            'reference'; None leaves the choice to it (docs/kernels.md). Mixers have an option of
-            their own.
+            'reference'. None leaves the choice to it (docs/kernels.md). Mixers have their own
+            option.
 
     Raises:
         TypeError: If `backbone` lacks a part of the contract, or an option has another type.
@@ -127,7 +126,7 @@ class ViTAdapter(nn.Module):
             backbone = build_part('backbone', kind, **options)
             warn_of_unused(options)
         else:
-            # The caller's keeps its norm and class token.
+            # The caller's module keeps its norm and class token.
             backbone = copy.deepcopy(backbone)
         self.backbone = backbone
         _check_backbone(self.backbone)
@@ -256,8 +255,8 @@ class ViTAdapter(nn.Module):
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Layer of a parameter and their number, for layer-wise decay of the learning rate.
 
-        Parameters of the backbone have its own layers; the adapter is part of the last
-        layer, which learns at the full rate.
+        Parameters of the backbone have its own layers, and the adapter is part of the last layer,
+        which learns at the full rate.
         """
         inner = f'{prefix}backbone.'
         if param_name.startswith(inner):
@@ -298,7 +297,7 @@ def _resize(features: Tensor, stride: int, size: tuple[int, int]) -> Tensor:
             features, scale_factor=_PATCH // stride, mode='bilinear', align_corners=False
         )
     elif stride > _PATCH:
-        # Bilinear at one half is the mean of 2 × 2; this form takes odd sides too.
+        # Bilinear at one half is the mean of 2 × 2. Pooling takes odd sides too.
         features = F.avg_pool2d(features, stride // _PATCH, ceil_mode=True)
     return features[..., : size[0], : size[1]]
 

@@ -1,4 +1,4 @@
-"""The contract of the plain backbones (embed → tokens and (h, w); blocks; norm), and checks."""
+"""The contract of the plain backbones (embedding, blocks and norm), and checks of options."""
 
 import logging
 import math
@@ -115,18 +115,18 @@ class PlainBackbone(nn.Module):
     Args:
         embed_dims: Channels C of every token.
         num_layers: Number of blocks.
-        img_size: Image side (or (H, W)) in pixels whose patch grid the position embedding is
-            stored for; it is resized for any other size.
+        img_size: Image side (or (H, W)) in pixels for whose patch grid the position embedding is
+            stored. It is resized for any other size.
         patch_size: Side of a patch in pixels.
         in_channels: Channels of the image.
         pos_embed: Whether to learn a position embedding.
-        out_indices: Blocks whose tokens are returned; negative counts from the end. Blocks behind
-            the last of them do not run: a DDP of your own needs find_unused_parameters=True.
+        out_indices: Blocks whose tokens are returned, where negative indices count from the end.
+            Blocks behind the last of them do not run: DDP then needs find_unused_parameters=True.
         out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' features `(B, C)`.
         frozen_stages: −1 trains everything, 0 freezes the embedding, n the embedding and the first
             n blocks, `num_layers` the whole backbone with its final norm.
         with_cp: Recompute the blocks in the backward pass (non-reentrant checkpointing).
-        patch_embed, norm: Modules of a subclass; None builds them.
+        patch_embed, norm: Modules of a subclass. None builds them.
     """
 
     blocks: nn.ModuleList
@@ -194,9 +194,9 @@ class PlainBackbone(nn.Module):
     def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
         """Resizes the embeddings in weights of another image or patch size, in place.
 
-        As many positions as the backbone's are taken to be of its own grid, a square number of a
-        square grid. Any other number is left for the report of mismatches: load such weights at the
-        `img_size` of their training, then call `set_image_size`. The kernel of the patches is
+        Positions are of the backbone's own grid if their number is equal, and of a square grid if
+        it is a square. Any other number is left for the report of mismatches: load such weights at
+        the `img_size` of their training, then call `set_image_size`. The kernel of the patches is
         resized so that an equally enlarged image gives the same tokens (FlexiViT).
         """
         self._adapt_positions(state_dict, prefix)
@@ -229,7 +229,7 @@ class PlainBackbone(nn.Module):
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Image `(B, in_channels, H, W)` → tokens `(B, h·w, C)` and `(h, w)`.
 
-        The image is padded at the right and the bottom to whole patches, h = ⌈H / patch⌉; the
+        The image is padded at the right and the bottom to whole patches, h = ⌈H / patch⌉, and the
         position embedding is resized to (h, w).
         """
         check_image(x, self.in_channels, type(self).__name__)
@@ -240,7 +240,7 @@ class PlainBackbone(nn.Module):
             )
         x = self.patch_embed(x)
         hw = map_size(x)
-        # Contiguous: sums take the layout of their first operand, so it spreads through the blocks.
+        # Sums take the layout of their first operand: a contiguous one spreads through the blocks.
         x = x.flatten(2).transpose(1, 2).contiguous()
         if self.pos_embed is not None:
             x = x + self._resized(self.pos_embed, hw, self.grid)
@@ -280,7 +280,7 @@ class PlainBackbone(nn.Module):
         return x.mean(1) if self.out_type == 'avg_featmap' else to_map(x, hw)
 
     def train(self, mode: bool = True) -> 'PlainBackbone':
-        """Sets the mode; frozen parts stay in evaluation mode and without gradients."""
+        """Sets the mode, but keeps frozen parts in evaluation mode and without gradients."""
         super().train(mode)
         if self.frozen_stages >= 0:
             frozen = [self.patch_embed, *self.blocks[: self.frozen_stages]]
@@ -288,7 +288,7 @@ class PlainBackbone(nn.Module):
                 frozen.append(self.norm)
             for module in frozen:
                 module.eval().requires_grad_(False)
-            # Neither block nor norm: position embedding and class tokens.
+            # The position embedding and the class tokens belong to the embedding.
             for parameter in self.parameters(recurse=False):
                 parameter.requires_grad_(False)
         return self
@@ -319,5 +319,5 @@ class PlainBackbone(nn.Module):
 def _adapt_before_loading(
     module: PlainBackbone, state_dict: dict[str, Tensor], prefix: str, *_: object
 ) -> None:
-    # Positions only, as in timm: patches of another size belong to another model.
+    # As in timm, only positions are resized: patches of another size belong to another model.
     module._adapt_positions(state_dict, prefix)

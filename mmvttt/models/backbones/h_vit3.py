@@ -61,7 +61,7 @@ class Downsample(nn.Module):
 
     Args:
         in_channels: Channels of the stage before.
-        out_channels: Channels C of the stage after; in between there are 4 C.
+        out_channels: Channels C of the stage after. The convolution between them has 4 C.
         norm_layer: Norm after the last convolution.
     """
 
@@ -74,7 +74,7 @@ class Downsample(nn.Module):
         self.norm = build_norm(norm_layer, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, C', h, w)` → `(B, C, ⌈h/2⌉, ⌈w/2⌉)`; odd sides are padded at the end."""
+        """`(B, C', h, w)` → `(B, C, ⌈h/2⌉, ⌈w/2⌉)`, with odd sides padded at the end."""
         # In place: the expanded map is the largest tensor of the model.
         x = self.widen(_pad_to_multiple(x, 2)).relu_()
         return self.norm(self.narrow(self.halve(x).relu_()))
@@ -86,8 +86,8 @@ class Stage(nn.Module):
     Args:
         embed_dims: Channels C.
         num_heads: Heads of the mixers.
-        mixer: Config of the mixers, which are told the `rotation` (see `ViT3Mixer`) if they declare
-            it in `extras`.
+        mixer: Config of the mixers, which get the `rotation` (see `ViT3Mixer`) if they declare it
+            in `extras`.
         drop_path_rates: Stochastic depth of every block.
         downsample: The module in front of the blocks.
         with_cp: See `PlainBackbone`.
@@ -127,7 +127,7 @@ class Stage(nn.Module):
         hw = map_size(x)
         exact = torch.promote_types(x.dtype, torch.float32)
         rotation = rotation_2d(hw, self.embed_dims, device=x.device, dtype=exact)
-        # Contiguous: sums take the layout of their first operand, so it spreads through the blocks.
+        # Sums take the layout of their first operand: a contiguous one spreads through the blocks.
         x = x.permute(0, 2, 3, 1).flatten(1, 2).contiguous()
         for block in self.blocks:
             x = run(block, self.with_cp, x, hw, rotation=rotation)
@@ -145,10 +145,10 @@ class HViT3(nn.Module):
         arch: 'tiny', 'small', 'base', or a dict with `embed_dims`, `depths` and `num_heads`, a
             number for each stage.
         out_type: 'featmap' returns maps `(B, C_i, h_i, w_i)`, with a LayerNorm each, for detection
-            and segmentation; 'avg_featmap' the mean `(B, C)` of the last one after a BatchNorm, for
-            a classification head.
-        out_indices: Stages whose maps are returned. Default: all; the last one if pooled. Stages
-            behind the last of them do not run, see `PlainBackbone`.
+            and segmentation. 'avg_featmap' returns the mean `(B, C)` of the last one after a
+            BatchNorm, for a classification head.
+        out_indices: Stages whose maps are returned. By default these are all stages, or the last
+            one if it is pooled. Stages behind the last of them do not run, see `PlainBackbone`.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         norm_layer: Norms of the stem and of the downsampling, and of the pooled output, see
             `build_norm`. For detection with few images per GPU use 'SyncBN', or 'BN' in frozen
@@ -157,7 +157,7 @@ class HViT3(nn.Module):
         frozen_stages: −1 trains everything, 0 freezes the stem, n the stem and the first n stages
             with the norms of their outputs.
         with_cp: See `PlainBackbone`.
-        mixer: Options of `ViT3Mixer`: `scale`, `backend`; or another mixer as a class, a name or
+        mixer: Options of `ViT3Mixer` (`scale`, `backend`), or another mixer as a class, a name or
             `dict(type=…)`, which gets the `rotation` of the map if its `extras` name it.
 
     Raises:
@@ -228,7 +228,7 @@ class HViT3(nn.Module):
         first = self.stages[0].get_submodule('blocks.0.mixer')
         if not hasattr(first, 'extras'):
             warnings.warn(
-                f'{type(first).__name__} declares no extras, so H-ViT³ does not tell it the '
+                f'{type(first).__name__} declares no extras, so H-ViT³ does not pass it the '
                 "rotation, the positions of its tokens: write extras = ('rotation',) and take it "
                 'in forward, or extras = () where it needs none.',
                 stacklevel=2,
@@ -266,7 +266,7 @@ class HViT3(nn.Module):
             yield x
 
     def train(self, mode: bool = True) -> 'HViT3':
-        """Sets the mode; frozen parts stay in evaluation mode and without gradients."""
+        """Sets the mode, but keeps frozen parts in evaluation mode and without gradients."""
         super().train(mode)
         if self.frozen_stages >= 0:
             frozen = [self.stem, *self.stages[: self.frozen_stages]]
@@ -281,8 +281,8 @@ class HViT3(nn.Module):
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Layer of a parameter, and number of layers, as `PlainBackbone.get_layer_depth`.
 
-        0 is the stem; each block is a layer, together with a downsampling in front of it; the last
-        layer is for the norms of the outputs and everything outside the backbone.
+        0 is the stem. Each block is a layer, together with a downsampling in front of it. The norms
+        of the outputs and everything outside the backbone are in the last layer.
         """
         total = sum(self.depths) + 2
         if not param_name.startswith(prefix):

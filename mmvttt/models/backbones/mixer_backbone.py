@@ -16,8 +16,8 @@ class MixerBackbone(PlainBackbone):
     Args:
         arch: 'tiny', 'small', 'base', or a dict with `embed_dims`, `num_layers`, `num_heads` and
             `feedforward_channels`.
-        mixer: The token mixer: options of `default_mixer`; or another one as a class, a name, or
-            `dict(type=…)` and options.
+        mixer: Options of the `default_mixer`, or another token mixer as a class, a name, or
+            `dict(type=…)` with options.
         cpe: Whether every block begins with a conditional position encoding, `x + DWConv3×3(x)`.
         pos_embed: Whether to learn a position embedding for the grid of `img_size`.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.

@@ -15,18 +15,18 @@ class T5(MixerBackbone):
     """T⁵-T/S/B: DeiT's body without class token, at linear cost, which inherits a ViT's weights.
 
     `mmvttt.convert.inherit.inherit_vit` initialises it from a ViT or DeiT of timm or
-    mmpretrain; in a config use `init_cfg=dict(type='mmvttt.InheritViT', checkpoint=…)`. The paper
-    has tiny and small; base is DeiT-B with the same mixer.
+    mmpretrain, and so does `init_cfg=dict(type='mmvttt.InheritViT', checkpoint=…)` in a config. The
+    paper has tiny and small, and base is DeiT-B with the same mixer.
 
     Args:
-        arch: See `MixerBackbone`. Its number of heads must be the source's, which weight shapes do
-            not show.
+        arch: See `MixerBackbone`. It must have as many heads as the source, which the shapes of the
+            weights do not show.
         mixer: Options of `TTTMixer` that override T⁵'s: `inner` (Tab. 1), `key_norm` (Tab. 2),
-            `locality` and `neighborhood` (Tab. 3; T⁵⁺ is `dict(neighborhood=5)`); or `dict(type=…)`
-            of another mixer, with no option of T⁵'s.
-        cpe, pos_embed: See `MixerBackbone`; the former is "+ CPE(x)" of Tab. 3.
+            `locality` and `neighborhood` (Tab. 3, where T⁵⁺ is `dict(neighborhood=5)`), or
+            `dict(type=…)` of another mixer, without the options of T⁵.
+        cpe, pos_embed: See `MixerBackbone`. The former is "+ CPE(x)" of Tab. 3.
         only_new: Train only parameters that a ViT does not have (the "freeze" of Tab. 1). A
-            classifier's head is not part of this backbone: freeze it by a rate of 0, see
+            classifier's head is not part of this backbone. A learning rate of 0 freezes it, see
             `new_parameters`.
         options: Options of `MixerBackbone`: `drop_path_rate`, `img_size`, `out_indices`, …
 
@@ -54,7 +54,7 @@ class T5(MixerBackbone):
         super().__init__(arch, mixer, cpe, pos_embed, **options)
 
     def train(self, mode: bool = True) -> 'T5':
-        """Sets the mode; frozen parts stay without gradients."""
+        """Sets the mode, but keeps frozen parts without gradients."""
         super().train(mode)
         if self.only_new:
             new = self.new_parameters()
@@ -64,7 +64,7 @@ class T5(MixerBackbone):
         return self
 
     def new_parameters(self) -> set[str]:
-        """Names of the parameters that no ViT has: inner models, convolutions, projections of q, k.
+        """Names of parameters that a ViT lacks: inner models, convolutions, projections of q and k.
 
         `paramwise_cfg=dict(new_lr_mult=20)` of `LayerDecayOptimWrapperConstructor` reads it.
         """

@@ -26,7 +26,7 @@ from .base import OUT_TYPES, PlainBackbone, check_image, map_size, run
 _log = logging.getLogger(__name__)
 
 CLASS_TOKEN = 'cls_token'
-# By out_type; maps are not pooled.
+# By out_type, without maps, which are not pooled.
 _POOLS_MEANS = {'avg_featmap': True, CLASS_TOKEN: False}
 # transformers' activations → names of timm's classes, where they differ.
 _ACTIVATIONS = {
@@ -52,21 +52,21 @@ class TimmViT(PlainBackbone):
 
     Args:
         model: Name in timm's registry.
-        linearize: Options of `mmvttt.linearize`, e.g. `dict()`, `dict(where='t5+')`; None or
+        linearize: Options of `mmvttt.linearize`, e.g. `dict()` or `dict(where='t5+')`. None or
             False leaves the softmax.
         model_options: Further options of timm's model, e.g. `dict(depth=4)`.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
-        img_size: Image side (or (H, W)) in pixels whose patch grid the position embedding is
-            stored for; it is resized for any other size. None for the model's.
-        patch_size: Side of a patch; if not the model's, the kernel is resized as in FlexiViT. A
-            model of patches of 14 pixels in a ViTAdapter needs 16. None for the model's.
+        img_size: Image side (or (H, W)) in pixels for whose patch grid the position embedding is
+            stored. It is resized for any other size. None is the size of timm's model.
+        patch_size: Side of a patch. The kernel of another size is resized as in FlexiViT. A model
+            with patches of 14 pixels needs 16 in a ViTAdapter. None is the size of timm's model.
         in_channels: Channels of the image.
         out_type: 'featmap' returns maps `(B, C, h, w)`, 'avg_featmap' the means `(B, C)` of the
             patches, 'cls_token' the class token `(B, C)`.
         out_indices, frozen_stages, with_cp: See `PlainBackbone`.
 
     Raises:
-        ValueError: If timm has no such model, or it cannot be linearized, or an option is out of
+        ValueError: If timm does not have the model, it cannot be linearized, or an option is out of
             range.
     """
 
@@ -97,7 +97,7 @@ class TimmViT(PlainBackbone):
             in_chans=in_channels,
             drop_path_rate=drop_path_rate,
             num_classes=0,
-            # With mean pooling timm puts the norm after it; distilled models know one way only.
+            # With mean pooling timm puts the norm after it. Distilled models only take 'token'.
             global_pool='token' if 'distilled' in model else '',
             dynamic_img_size=True,
             dynamic_img_pad=True,
@@ -151,7 +151,7 @@ class TimmViT(PlainBackbone):
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Image `(B, in_channels, H, W)` → tokens `(B, num_prefix_tokens + h·w, C)` and `(h, w)`.
 
-        The image is padded at the right and the bottom to whole patches, h = ⌈H / patch⌉; the
+        The image is padded at the right and the bottom to whole patches, h = ⌈H / patch⌉, and the
         position embedding is resized to (h, w).
         """
         check_image(x, self.in_channels, type(self).__name__)
@@ -169,7 +169,7 @@ class TimmViT(PlainBackbone):
         return self.norm_pre(self.pos_drop(x)), hw
 
     def _resized(self, embedding: Tensor, new: tuple[int, int], old: tuple[int, int]) -> Tensor:
-        # With timm's own bits.
+        # timm's own function gives the same bits.
         return resample_abs_pos_embed(
             embedding, list(new), list(old), num_prefix_tokens=self.num_prefix_rows
         )
@@ -177,11 +177,11 @@ class TimmViT(PlainBackbone):
     def set_image_size(self, img_size: int | tuple[int, int]) -> None:
         """Resizes the position embedding for images of another side (or (H, W)) in pixels."""
         super().set_image_size(img_size)
-        # For `to_timm` and `adapt_weights`, which build timm's model again.
+        # `to_timm` and `adapt_weights` build timm's model from this.
         self._source[1]['img_size'] = tuple(n * self.patch_size for n in self.grid)
 
     def shared_extras(self, hw: tuple[int, int]) -> dict[str, Tensor]:
-        """Rotary positions of an `(h, w)` map, which timm draws once a call in training."""
+        """Rotary positions of an `(h, w)` map, which timm draws once per call in training."""
         return {} if self.rope is None else {'rope': self.rope.get_embed(shape=hw)}
 
     def run_block(self, index: int, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
@@ -200,7 +200,7 @@ class TimmViT(PlainBackbone):
         return super().to_output(x[:, self.num_prefix_tokens :], hw)
 
     def train(self, mode: bool = True) -> 'TimmViT':
-        """Sets the mode; frozen parts stay in evaluation mode and without gradients."""
+        """Sets the mode, but keeps frozen parts in evaluation mode and without gradients."""
         super().train(mode)
         if self.frozen_stages >= 0:
             for module in (self.norm_pre, self.rope):
@@ -226,14 +226,14 @@ class TimmViT(PlainBackbone):
         return super().no_weight_decay() | {n for n in parameters if n.endswith('_token')}
 
     def require_config(self, config: Mapping[str, Any], source: str) -> None:
-        """Compares this model with the config.json of a folder, in what no tensor shows.
+        """Compares this model with the properties in a config.json that no tensor shows.
 
         Args:
-            config: Of transformers, or of a linearized timm model (`save_pretrained`).
+            config: Content of the file, from transformers or `save_pretrained`.
             source: Name of the folder, for the message.
 
         Raises:
-            CheckpointMismatchError: It computes something else, or was linearized otherwise.
+            CheckpointMismatchError: If the model of the folder computes something else.
         """
         if config.get('architecture') == 'linear_vit':
             # Names in a file are looked up in our own tables only.
@@ -247,11 +247,11 @@ class TimmViT(PlainBackbone):
             self._require_config_of_transformers(config.get('vision_config') or config, source)
 
     def _require_config_of_transformers(self, config: Mapping[str, Any], source: str) -> None:
-        # An option that is left out has a default of transformers, which is not known here.
+        # Options that are left out have defaults of transformers, which are not known here.
         given = {k: v for k, v in config.items() if v is not None}
         given |= {k: v for k, v in (config.get('rope_parameters') or {}).items() if v is not None}
         if config.get('use_swiglu_ffn'):
-            # transformers does not read it then.
+            # transformers ignores it then.
             given.pop('hidden_act', None)
         wrong = [
             f'{name}={given[name]!r} and not {value!r}'
@@ -266,7 +266,7 @@ class TimmViT(PlainBackbone):
             )
 
     def _facts(self) -> dict[str, Any]:
-        """By entry of transformers' config: the value of this model."""
+        """The value of this model for each entry of transformers' config."""
         block = self.blocks[0]
         act = getattr(block.mlp, 'act', None)
         registers = self.reg_token.shape[1] if isinstance(self.reg_token, Tensor) else 0

@@ -10,7 +10,7 @@ class ViT3(MixerBackbone):
     """ViT³-T/S/B: a ViT without position embedding and class token, with TTT instead of attention.
 
     Takes the arguments of `MixerBackbone`. Without a type, `mixer` holds options of `ViT3Mixer`
-    (`scale`, `backend`); `dict(type='mmvttt.TTTMixer', …)` is any other point of the design space.
+    (`scale`, `backend`). `dict(type='mmvttt.TTTMixer', …)` is any other point of the design space.
     """
 
     default_mixer: Mapping[str, Any] = dict(type='mmvttt.ViT3Mixer')

@@ -1,4 +1,4 @@
-"""Vittt, the plain Vision-TTT backbone (vision-ttt Sec. 4, Algorithm 1; design route: Tab. 3)."""
+"""Vittt, the plain Vision-TTT backbone (vision-ttt Sec. 4, Algorithm 1, Tab. 3)."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -89,8 +89,10 @@ class VitttBlock(TokenBlock):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, y: Tensor, hw: tuple[int, int], patches: Tensor | None = None) -> Tensor:
-        """Tokens `(B, T, D)` of an `(h, w)` map → the same; `patches` `(h·w,)` are the positions
-        of the patches in the sequence where it has class tokens."""
+        """Tokens `(B, T, D)` of an `(h, w)` map → tokens `(B, T, D)`.
+
+        In a sequence with class tokens, `patches` `(h·w,)` are the positions of the patches.
+        """
         if self.residual == 'literal':
             x = self._convolved(self.norm1(y), hw, patches, residual=False)
         else:
@@ -104,8 +106,8 @@ class VitttBlock(TokenBlock):
     ) -> Tensor:
         """The preprocessing of tokens `(B, T, D)`.
 
-        The 3×3 convolution leaves class tokens as they are; the causal one, which runs along the
-        sequence, convolves them too.
+        The 3×3 convolution leaves class tokens as they are. The causal one runs along the sequence
+        and convolves them too.
         """
         if self.conv2d is not None and patches is not None:
             convolved = self.conv2d(x[:, patches], hw).to(x.dtype)
@@ -129,13 +131,13 @@ class Vittt(PlainBackbone):
         design: A step of the design route of Tab. 3: 'ttt_layer', 'share_qk', 'gating', 'conv1d'
             (the vanilla TTT block), 'dual' or 'conv2d' (Vittt).
         mixer: Options of `TTTLinearMixer` that override the design: `mini_batch_size`,
-            `learnable_states`, `eta_base`, `post_norm`, `gate_cfg`, `backend`, …; or another mixer,
+            `learnable_states`, `eta_base`, `post_norm`, `gate_cfg`, `backend`, …. Or another mixer,
             as a class, a name or `dict(type=…)`, which gets `patches` (see `VitttBlock.forward`) if
-            its `extras` name it; class tokens require that.
+            its `extras` name it. Class tokens require such a mixer.
         residual: 'input', 'normed' (Algorithm 1) or 'literal' (Eq. 9 and 12), see `VitttBlock`.
-        cls_mode: How a classifier's feature is taken (Tab. 4): 'mean' or 'max' (the token of the
-            largest L2 norm) of the patches, or class tokens at the 'head', in the 'middle', or at
-            both ends ('double', averaged); `out_type='avg_featmap'` returns it.
+        cls_mode: The feature that `out_type='avg_featmap'` returns to a classifier (Tab. 4): 'mean'
+            or 'max' (the token of the largest L2 norm) of the patches, or class tokens at the
+            'head', in the 'middle', or at both ends ('double', averaged).
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
         norm_eps: ε of all LayerNorms.
         options: Options of `PlainBackbone`: `img_size`, `patch_size`, `in_channels`, `out_indices`,
@@ -230,7 +232,7 @@ class Vittt(PlainBackbone):
             last = x.shape[1] - 1
             places = {'head': (0, 0), 'middle': (last // 2, last // 2), 'double': (0, last)}
             first, second = places[self.cls_mode]
-            # Not by a list, in which an export would fix them.
+            # An export would fix the indices of a list.
             return (x[:, first] + x[:, second]) / 2
         if patches is not None:
             x = x[:, patches]

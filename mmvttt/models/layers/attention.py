@@ -10,7 +10,7 @@ from .precision import without_autocast
 
 
 class Attention(nn.Module, ABC):
-    """Reads keys and values without training anything."""
+    """Reads the keys and values without training a model."""
 
     # Whether a token's output depends on its neighbours, as for an `InnerModel`.
     spatial = False
@@ -21,7 +21,7 @@ class Attention(nn.Module, ABC):
 
 
 class SoftmaxAttention(Attention):
-    """softmax(q·kᵀ / √d)·v, as in a ViT; O(N²)."""
+    """softmax(q·kᵀ / √d)·v, as in a ViT, in O(N²)."""
 
     def __init__(self, num_heads: int, head_dims: int) -> None:
         super().__init__()
@@ -32,12 +32,12 @@ class SoftmaxAttention(Attention):
 
 
 class LinearAttention(Attention):
-    """φ(q)·Σφ(k)ᵀv / φ(q)·Σφ(k)ᵀ with φ = ELU + 1 (Katharopoulos et al., 2020); O(N).
+    """φ(q)·Σφ(k)ᵀv / φ(q)·Σφ(k)ᵀ with φ = ELU + 1 (Katharopoulos et al., 2020), in O(N).
 
     Args:
         project: Whether q and k each go through a learned d×d matrix of their head before φ
-            ("Proj QK" of Tab. 1, after Hedgehog). It starts as the identity, as in Hedgehog; the
-            paper does not say.
+            ("Proj QK" of Tab. 1, after Hedgehog). It is initialised as the identity, as in
+            Hedgehog, because the paper does not say how.
     """
 
     def __init__(self, num_heads: int, head_dims: int, project: bool = False) -> None:

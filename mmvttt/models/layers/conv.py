@@ -39,14 +39,14 @@ class DWConv2d(nn.Conv2d):
 
 
 class CausalConv1d(nn.Module):
-    """Depth-wise convolution along the scan, one kernel a direction; a token sees only its past.
+    """Depth-wise convolution along each scan, in which a token sees only its past.
 
     The past is at smaller token indices in a 'forward' scan and at larger ones in a 'backward'
     scan: reversing the tokens swaps the two (Algorithm 1, line 10).
 
     Args:
         channels: Channels C of one direction.
-        kernel_size: Taps; the last one weighs the token itself.
+        kernel_size: Number of taps, of which the last one weighs the token itself.
         directions: 'forward' or 'backward', one for each scan.
     """
 
@@ -73,9 +73,9 @@ class CausalConv1d(nn.Module):
     ) -> Any:
         """`(B, T, R, C)` → `(B, T, R, C)`, scan r convolved in its own direction.
 
-        With `weights` of further convolutions, or `others` of the same directions, a result for
-        each; this one's is after those of `weights`. Tokens are read once for all; each weight is
-        read in a call of its module, on which offloading relies.
+        With `weights` of further convolutions, or with `others` of the same directions, it returns
+        a result for each: first of `weights`, then of this module, then of `others`. The tokens are
+        read only once. Each weight is read in a call of its module, on which offloading relies.
         """
         weights = (*weights, at_least_fp32(self.weight))
         if others:

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 
 class DropPath(nn.Module):
-    """Drops a branch for whole samples and scales what stays by 1 / (1 − rate).
+    """Drops a branch for whole samples and scales the others by 1 / (1 − rate).
 
     The rate is a tensor. torch.compile treats a Python number (timm's, mmcv's) as a constant: with
     a rate of its own every block would be compiled separately, and from the ninth on not at all.
 
     Args:
-        drop_prob: Fraction of the samples to drop in training, in [0, 1); it can be set later.
+        drop_prob: Fraction of the samples to drop in training, in [0, 1). It can be set later.
     """
 
     def __init__(self, drop_prob: float = 0.0) -> None:
@@ -23,7 +23,7 @@ class DropPath(nn.Module):
 
     @property
     def drop_prob(self) -> float:
-        """The rate; a schedule may set it."""
+        """The rate, which a schedule may set."""
         return self._drop_prob
 
     @drop_prob.setter

@@ -14,7 +14,7 @@ class PatchConv2d(nn.Conv2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, in_channels, H, W)` → `(B, C, h, w)`, channels last; H and W are whole patches."""
+        """`(B, in_channels, H, W)` of whole patches → `(B, C, h, w)`, channels last."""
         if torch.compiler.is_exporting():
             # An exporter cannot tell that free sizes are whole patches.
             return super().forward(x)

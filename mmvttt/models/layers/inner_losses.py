@@ -24,7 +24,7 @@ def l2(predicted: Tensor, value: Tensor, scale: float) -> Tensor:
 
 
 def rmse(predicted: Tensor, value: Tensor, scale: float) -> Tensor:
-    """√(s/B · Σ (V̂ − V)²) (Eq. 12); if V̂ = V everywhere, all derivatives are 0."""
+    """√(s/B · Σ (V̂ − V)²) (Eq. 12), with derivatives of 0 if V̂ = V everywhere."""
     error = (predicted - value).square().sum()
     # Keeps √ away from 0, where its derivatives are not finite.
     perfect = error == 0

@@ -33,7 +33,7 @@ class Step(NamedTuple):
         loss: The inner loss.
         scale: Its factor s.
         damping: Whether the gradients are damped.
-        backend: Implementation of the op; None leaves the choice to it.
+        backend: Implementation of the op. None leaves the choice to it.
     """
 
     loss: InnerLoss
@@ -47,9 +47,10 @@ class InnerModel(nn.Module, ABC):
 
     Parameters are `(H, …)`: matrices `(H, d_in, d_out)` of row vectors, full convolutions
     `(H, d_out, d_in, 3, 3)`, depth-wise ones `(H, d, 3, 3)`. A subclass names the shapes of one
-    head in `__init__(num_heads, head_dims, …)` and computes its output in `call`; its training is
-    autograd's. Where `fuses`, `fused` is an op for one full-batch step of 1.0 that computes the
-    `call` of the class that defines it; a subclass with another `call` is trained by autograd.
+    head in `__init__(num_heads, head_dims, …)` and computes its output in `call`. Autograd trains
+    it, unless `fuses` returns True: then `fused` is an op for one full-batch step of 1.0. The op
+    computes the `call` of the class that defines it, so a subclass with another `call` is trained
+    by autograd.
 
     Attributes:
         spatial: Whether a token's output depends on its neighbours.
@@ -140,7 +141,7 @@ class MLP(InnerModel):
     Args:
         ratio: Width of the hidden layers as a multiple of d.
         depth: Layers l, at least 2.
-        residual: None; 'input' adds x to the output; 'weight' adds the identity to Wl (Tab. 6).
+        residual: 'input' adds x to the output, 'weight' adds the identity to Wl (Tab. 6).
         identity_init: Whether Wl starts as the identity (Tab. 6).
     """
 
@@ -276,14 +277,14 @@ def build_inner_model(inner: Inner, num_heads: int, head_dims: int) -> InnerMode
     """Builds an inner model, or an attention instead.
 
     Args:
-        inner: A class or callable, called with heads and their channels; a name; or
-            `dict(type=…)` and options.
+        inner: A class or callable that is called with the heads and their channels, a name, or
+            `dict(type=…)` with options.
         num_heads: Heads H.
         head_dims: Channels d of a head.
 
     Raises:
         TypeError: If the result is not an inner model, or an option is unknown.
-        ValueError: If there is no inner model of this name.
+        ValueError: If no inner model has this name.
     """
     kind, options = split_config('inner', inner, INNER_MODELS)
     built = build_part('inner', kind, num_heads, head_dims, **options)

@@ -24,36 +24,36 @@ class InnerOptions:
     Attributes:
         inner: The inner model by a name, a class, or `dict(type=…)` and options: `FC`, `MLP`
             (`ratio`, `depth`, `residual`, `identity_init`), `SiLUFC`, `SwiGLU`, `GatedFC`, `Conv`,
-            `DWConv`; an attention that trains nothing: `SoftmaxAttention`, `LinearAttention`
-            (`project`); or any other `InnerModel` (docs/own_mixer.md).
+            `DWConv`, or any other `InnerModel` (docs/own_mixer.md). `SoftmaxAttention` and
+            `LinearAttention` (`project`) read the keys and values without training.
         loss: 'dot', 'l2', 'rmse', 'l1', 'smooth_l1' (Tab. 1), or another function of predictions,
             values and scale, by its registered name or itself.
         num_batches: Mini-batches of an epoch, in the order of the tokens: B = N / num_batches (Tab.
             2). Convolutions see the whole map of keys in each.
         epochs: Passes over all tokens (Tab. 2).
         step: The inner learning rate η (Tab. 3), or 'dynamic': σ(x W_η) for every token and head.
-        scale: Factor s of the loss; None is d^−½, as in Sec. 8.
+        scale: Factor s of the loss. None is d^−½, as in Sec. 8.
         damping: Divide every gradient by its norm plus one, per output channel, as ViT³ does.
         key_position: Grid (h, w) for which every mixer learns a position embedding of its keys,
-            with a gain per channel; None for none. The paper's Tab. 4 counts 0.91M parameters that
-            cost no FLOPs and that its text does not mention; at the grid (14, 14) this reading
-            meets all of its rows.
+            with a gain per channel, or None. The paper's Tab. 4 counts 0.91M parameters that cost
+            no FLOPs and that its text does not mention. At the grid (14, 14) this reading meets
+            all of its rows.
         key_norm: How the keys are normed (t5 Tab. 2): None, 'rms', 'layer', 'instance',
             'instance_center', 'instance_scale' (`key_norms`), or another function of the keys.
         locality: Depth-wise 3×3 convolutions (t5 Tab. 3): 'dwc_qk' adds one to q and one to the
-            normed k; 'dwc_v' adds one of v to what is read, before the projection (the paper
-            leaves the place open); None.
-        neighborhood: Side of the window of neighbourhood attention, odd, whose mean with the inner
-            model's output counts (T⁵⁺, t5 Eq. 15: 3 or 5); None for none. It takes q, k, v as they
-            are projected.
+            normed k. 'dwc_v' adds one of v to the output of the inner model, before the projection
+            (the paper leaves the place open).
+        neighborhood: Odd side of the window of neighbourhood attention, whose mean with the inner
+            model's output is returned (T⁵⁺, t5 Eq. 15: 3 or 5), or None. The attention reads q, k
+            and v as they are projected.
         qk_affine: Whether q and k have a learned scale and offset per channel before the key norm,
-            from 1 and 0 (DiT⁵; in its authors' code, not in the paper).
-        backend: Implementation of the fused op: 'triton', 'numba' or 'reference'; None leaves the
-            choice to it (docs/kernels.md). An error if no op does the training.
+            initialised as 1 and 0 (DiT⁵, in its authors' code, not in the paper).
+        backend: Implementation of the fused op: 'triton', 'numba' or 'reference'. None leaves the
+            choice to it (docs/kernels.md). It is an error where no op does the training.
 
     Raises:
         TypeError: If an option has another type.
-        ValueError: If an option is out of range; the message names what is allowed.
+        ValueError: If an option is out of range. The message names the allowed values.
     """
 
     inner: Inner
@@ -96,19 +96,19 @@ class InnerOptions:
 
     @classmethod
     def of(cls, owner: str, **options: Any) -> 'InnerOptions':
-        """Options by name; an error about an unknown one begins with `owner`."""
+        """Builds options from names, with `owner` at the start of errors about unknown ones."""
         return build_part(owner, cls, **options)
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> 'InnerOptions':
-        """The options of a config.json; see `json_options.from_json`."""
+        """The options of a config.json, read by `json_options.from_json`."""
         return cls.of('config.json', **from_json(saved))
 
     def to_json(self) -> dict[str, Any]:
         """The options that differ from the defaults, as a config.json holds it.
 
-        The key norm and the locality are always written: `linearize` has other defaults of them.
-        `backend` is left out: it is the machine's, and the network is the same without it.
+        The key norm and the locality are always written, because `linearize` has other defaults.
+        `backend` is left out, because it depends on the machine and does not change the network.
         """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         written = to_json({name: v for name, v in values.items() if name != 'backend'})

@@ -1,7 +1,7 @@
 """Options of mixers as JSON: parts by their names in mmvttt's own tables.
 
-A config.json may come from anybody. Reading one looks names up in these tables only: it never
-imports a module and never asks OpenMMLab's registries, as `build` does for options in code.
+A config.json may come from anybody. Its names are looked up only in these tables. Unlike `build`,
+which reads options in code, this module neither imports parts nor asks OpenMMLab's registries.
 """
 
 import json

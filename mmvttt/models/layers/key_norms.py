@@ -1,9 +1,9 @@
-"""Norms of the keys before T⁵'s inner step; the mean over tokens matters (t5 Sec. 4.2).
+"""Norms of the keys before T⁵'s inner step (t5 Sec. 4.2).
 
-A key norm is a function of keys `(B, N, C)` without parameters; statistics and division are in fp32
-or more. Subtracting the mean over the tokens removes a shift that all keys share, which softmax
-attention ignores but an inner step does not. A single token becomes 0; torch's instance norm
-refuses it.
+A key norm is a function of keys `(B, N, C)` without parameters, which computes statistics and
+divides in fp32 or more. Subtracting the mean over the tokens removes a shift that all keys share,
+which softmax attention ignores but an inner step does not. A single token becomes 0, where torch's
+instance norm raises an error.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def instance_scale(k: Tensor) -> Tensor:
 
 
 def _normalized(x: Tensor, eps: float) -> Tensor:
-    """Layer normalization of rows, in the dtype of `x`, whatever autocast makes of it elsewhere."""
+    """Layer normalization of rows in the dtype of `x`, also under autocast."""
     return torch.native_layer_norm(x, x.shape[-1:], None, None, eps)[0]
 
 

@@ -31,8 +31,8 @@ Mixer = str | Mapping[str, Any] | Callable[..., nn.Module]
 def resolve_mixer(mixer: Mixer | None, default: Mapping[str, Any]) -> dict[str, Any]:
     """Config of a model's mixer, with a class or callable for its type.
 
-    The user's options override the default's, which apply only to the default's type, however that
-    is written. Neither has channels and heads.
+    The user's options override the default's, which apply only to the default's type, whether it is
+    given as a class or by name. Channels and heads are not among them.
     """
     usual = find_part('mixer', default['type'], MIXERS)
     if mixer is None:

@@ -11,7 +11,7 @@ from .mixer import TokenBlock
 
 
 class FeedForward(nn.Module):
-    """Linear, GELU, linear; with `dwconv`, a residual depth-wise 3×3 and a GELU in between.
+    """Linear, GELU, linear, and with `dwconv` a residual depth-wise 3×3 and a GELU in between.
 
     Args:
         embed_dims: Channels C.
@@ -71,7 +71,7 @@ class MixerBlock(TokenBlock):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor, hw: tuple[int, int], **extras: Any) -> Tensor:
-        """Tokens `(B, h·w, C)` of an `(h, w)` map → `(B, h·w, C)`; see `build_mixer`."""
+        """Tokens `(B, h·w, C)` of an `(h, w)` map → `(B, h·w, C)`, with inputs of the mixer."""
         if self.cpe is not None:
             x = x + self.cpe(x, hw)
         x = x + self.mix(self.norm1(x), hw, **extras)

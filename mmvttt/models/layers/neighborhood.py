@@ -17,10 +17,10 @@ def neighborhood_attention(
 ) -> Tensor:
     """softmax(q·kᵀ / √d)·v over the window around each query, shifted into the map at its borders.
 
-    So every query sees `window²` keys, none of them padding; a window larger than the map is cut to
-    it. On a GPU it uses torch's FlexAttention, compiled; elsewhere the neighbours are gathered, a
-    chunk of queries at a time (memory N·window²·C with gradients). Uncompiled, FlexAttention would
-    form all N² scores, and on a CPU it has no backward.
+    Every query attends to `window²` keys, none of which is padding, and a window larger than the
+    map is cut to it. On a GPU the function calls torch's FlexAttention, compiled, because it would
+    form all N² scores otherwise. FlexAttention has no backward on a CPU, where the neighbours are
+    gathered for a chunk of queries at a time (memory N·window²·C with gradients).
 
     Args:
         q, k, v: `(B, h·w, H, d)`.
@@ -63,7 +63,7 @@ def _weighed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _inside(query: Tensor, key: Tensor, hw: tuple[int, int], sides: tuple[int, int]) -> Tensor:
-    """Whether a key is in the window of a query; both are token indices."""
+    """Whether a key is in the window of a query, both given as indices of tokens."""
     row = key // hw[1] - _start(query // hw[1], hw[0], sides[0])
     column = key % hw[1] - _start(query % hw[1], hw[1], sides[1])
     return (row >= 0) & (row < sides[0]) & (column >= 0) & (column < sides[1])

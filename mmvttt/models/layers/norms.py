@@ -29,9 +29,9 @@ def build_norm(norm_layer: NormLayer, channels: int) -> nn.Module:
     """A norm of maps `(B, C, h, w)`.
 
     Args:
-        norm_layer: 'BN', 'SyncBN', 'GN', 'LN', 'IN'; a dict of one and its options, such as
-            `dict(type='GN', num_groups=32)`, with `requires_grad=False` to freeze it; or a class
-            or function that is called with the channels.
+        norm_layer: 'BN', 'SyncBN', 'GN', 'LN', 'IN', a dict with one of them and its options, such
+            as `dict(type='GN', num_groups=32)`, or a class or function that is called with the
+            channels. The option `requires_grad=False` freezes the norm.
         channels: Channels C.
     """
     kind, options = split_config('norm_layer', norm_layer, _NORMS)
@@ -64,7 +64,7 @@ def _short_name(norm: nn.Module) -> str:
         'ln': nn.LayerNorm,
         'in': nn.modules.instancenorm._InstanceNorm,
     }
-    # An InstanceNorm is a _NormBase, but no _BatchNorm.
+    # An InstanceNorm is a _NormBase, but not a _BatchNorm.
     return next((name for name, kind in kinds.items() if isinstance(norm, kind)), 'norm_layer')
 
 
@@ -74,7 +74,7 @@ class ConvNormAct(nn.Module):
     Args:
         in_channels: Channels of the input.
         out_channels: Channels C of the output.
-        kernel_size: Odd side of the kernel; the map is padded by half of it.
+        kernel_size: Odd side of the kernel, by half of which the map is padded.
         stride: Step of the kernel.
         norm_layer: See `build_norm`.
         act: Whether there is a ReLU.

@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
-    """The inner models train in fp32, whatever the activations are; fp64 stays fp64."""
+    """Converts half precision to fp32, in which inner models train, and leaves fp64 as it is."""
     return x.float() if x.dtype.itemsize < 4 else x
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
-    """Turns autocast off, so that products keep their precision; the meta device has none."""
+    """Turns off autocast, which the meta device lacks, so that products keep their precision."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

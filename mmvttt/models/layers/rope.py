@@ -18,8 +18,8 @@ def rotation_2d(
 ) -> Tensor:
     """Rotations of every token of an `(h, w)` map, `(h·w, channels / 2)` unit complex numbers.
 
-    The first channels/4 rotate by the row index times a frequency, the others by the column index;
-    frequency j of channels/4 is `10000 ** (−4j / channels)`. Any map size works.
+    The first channels/4 rotate by the row index times a frequency, the others by the column index.
+    Frequency j of channels/4 is `10000 ** (−4j / channels)`. The map may have any size.
 
     Args:
         hw: Size of the map.
@@ -35,8 +35,8 @@ def rotation_2d(
     height, width = hw
     options = dict(device=device, dtype=dtype)
     frequencies = 10000.0 ** -torch.arange(0, 1, 4 / channels, **options)
-    # Sines of places, which rows and columns share, not of every token. There are enough of them
-    # without asking which side is longer: an export with free sizes cannot answer that.
+    # Rows and columns share sines of positions instead of sines of every token. Their number does
+    # not depend on which side is longer, because an export with free sizes cannot compare them.
     angles = torch.arange(height + width, **options)[:, None] * frequencies
     places = torch.view_as_real(torch.polar(torch.ones_like(angles), angles))
     turns = torch.cat(

@@ -1,8 +1,8 @@
 """The TTT-linear token mixer of Vittt, and every step of the design route of Tab. 3.
 
-It follows Algorithm 1, lines 7 to 20, except for what the Remarks of App. B take from the
-language-model layer: f(x) = x + LN(Wx + b), the token-index scale, η/d with half the squared norm.
-docs/fidelity.md lists the readings.
+It follows Algorithm 1, lines 7 to 20. As the Remarks of App. B say, three things come from the
+language-model layer: f(x) = x + LN(Wx + b), the token-index scale, and η/d with half the squared
+norm. docs/fidelity.md lists the readings.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ DIRECTIONS = ('forward', 'backward')
 class AlignedLinear(nn.Linear):
     """A Linear without bias whose results lie in rows of 16·n numbers.
 
-    On a CPU a product with unaligned rows takes 1.3 times as long; a GPU loads them in smaller
+    On a CPU a product with unaligned rows takes 1.3 times as long, and a GPU loads them in smaller
     pieces.
     """
 
@@ -52,28 +52,28 @@ class TTTLinearMixer(nn.Module):
 
     Args:
         embed_dims: Channels D.
-        num_heads: Heads; D must be a multiple of it. Kernels take up to 128 channels each.
+        num_heads: Number of heads, which divides D. Kernels take up to 128 channels a head.
         directions: The scans over the tokens: ('forward',), ('backward',) or both ('dual dataset').
         share_qk: One projection for queries and keys, which differ by their convolutions.
-        gate_cfg: Activation of the output gate: a name, a class, or `dict(type='GELU')`; None for
-            no gate.
-        conv_kernel: Taps of the causal depth-wise convolutions on q and on k; 0 for none.
+        gate_cfg: Activation of the output gate: a name, a class, or `dict(type='GELU')`. None
+            leaves the gate out.
+        conv_kernel: Taps of the causal depth-wise convolutions on q and on k. 0 leaves them out.
         mini_batch_size: Tokens b of one inner gradient step (Fig. 7a). The Triton kernels are
-            fastest at 16 and pad smaller ones; above 16 a GPU runs the reference.
+            fastest at 16 and pad smaller ones. Above 16 a GPU runs the reference.
         learnable_states: How many initial states (W0, b0) are learned (Fig. 7b): one for each
             direction (the default, None), 1 shared by both, or 0 for random states that are not
             trained.
         eta_base: Factor of the inner learning rate η = eta_base·σ(Linear(x))·eta_scale.
-        eta_scale: See `eta_base`. None is 1/d, as in the language-model layer; 2.0 is Algorithm 1
+        eta_scale: See `eta_base`. None is 1/d, as in the language-model layer. 2.0 is Algorithm 1
             to the letter, whose loss is ‖·‖² without a half.
         token_scale: 'learned' scales the step of the t-th token of a mini-batch by τ_t =
-            max(0, 1/t + learned), as in the language-model layer; None does not (Eq. 7).
+            max(0, 1/t + learned), as in the language-model layer. None does not (Eq. 7).
         post_norm: LayerNorm between the inner loop and the gate (Algorithm 1 has none).
-        backend: Implementation of the op: 'triton', 'numba' or 'reference'; None leaves the choice
+        backend: Implementation of the op: 'triton', 'numba' or 'reference'. None leaves the choice
             to it (docs/kernels.md).
 
     Raises:
-        ValueError: If an option is out of range; the message names what is allowed.
+        ValueError: If an option is out of range. The message names the allowed values.
     """
 
     extras = ('patches',)
@@ -96,7 +96,7 @@ class TTTLinearMixer(nn.Module):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        # Config files may have a list; a string would be split into letters.
+        # Config files may have a list. A string would be split into letters.
         directions = tuple(directions) if isinstance(directions, list) else directions
         check_choice('directions', directions, (('forward',), ('backward',), DIRECTIONS))
         scans = len(directions)
@@ -120,8 +120,8 @@ class TTTLinearMixer(nn.Module):
         self.step_scale = eta_base * (1 / head_dims if eta_scale is None else eta_scale)
         self.backend = backend
 
-        # Rows of the product: q (and k, if apart) and v, each of all scans; the gate; η of every
-        # scan and head.
+        # Rows of the product: q, k unless it is shared, and v of all scans, then the gate and η of
+        # every scan and head.
         views, gates = 2 if share_qk else 3, 0 if gate_cfg is None else embed_dims
         self.widths = [*views * [scans * embed_dims], gates, scans * num_heads]
         self.in_proj = AlignedLinear(embed_dims, sum(self.widths))
@@ -157,9 +157,9 @@ class TTTLinearMixer(nn.Module):
         nn.init.normal_(self.w0, std=0.02)
 
     def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '', *_: Any) -> None:
-        """Joins the projections of files from before `in_proj`, with q and v of each scan in turn.
+        """Joins the projections of files from before `in_proj`, ordered by scan, then by q and v.
 
-        Files of another size are left for the report of mismatches.
+        Weights of another size stay as they are, for the report of mismatches.
         """
         old = [f'{prefix}{name}.weight' for name in ('qkv', 'gate', 'eta')]
         weights = [state_dict[name] for name in old if name in state_dict]
@@ -202,7 +202,7 @@ class TTTLinearMixer(nn.Module):
         return q, k, v, eta.unflatten(-1, (-1, self.num_heads)), gate
 
     def inner_parameters(self) -> tuple[Tensor, ...]:
-        """W0 `(R, H, d, d)`; b0, inner LN weight and bias `(R, H, d)`, in the state's precision."""
+        """W0 `(R, H, d, d)`, b0, inner LN weight and bias `(R, H, d)`, in the state's precision."""
         scans = len(self.directions)
         w0 = at_least_fp32(self.w0).expand(scans, -1, -1, -1)
         b0 = at_least_fp32(self.b0).expand(scans, -1, -1)
@@ -211,7 +211,7 @@ class TTTLinearMixer(nn.Module):
     def forward(
         self, x: Tensor, hw: tuple[int, int] | None = None, patches: Tensor | None = None
     ) -> Tensor:
-        """Normed tokens `(B, T, D)` → mixed tokens `(B, T, D)`; a scan needs no map."""
+        """Normed tokens `(B, T, D)` → mixed tokens `(B, T, D)`, without regard to the map."""
         *tokens, gate = self.project(x)
         z = ttt_linear(
             *tokens,
@@ -221,7 +221,7 @@ class TTTLinearMixer(nn.Module):
             mini_batch_size=self.mini_batch_size,
             backend=self.backend,
         )
-        # Not z.sum(2), which does not run in vectors on a CPU.
+        # z.sum(2) is not vectorized on a CPU.
         z = reduce(torch.add, z.unbind(2)).flatten(2)
         if self.post_norm is not None:
             z = self.post_norm(z)

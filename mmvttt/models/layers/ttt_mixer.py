@@ -27,13 +27,13 @@ from .precision import at_least_fp32, without_autocast
 class InnerTraining(nn.Module):
     """Trains an inner model on (K, V) by the definition (Eq. 5), then reads Q.
 
-    The part of a mixer between its projections: `mix` takes q, k and v from any layers. Every head
-    of every image starts from the head's learned weights and takes `epochs × num_batches` gradient
-    steps. One step of 1.0 over all tokens is a fused op where there
-    is one: `GatedFC` and `DWConv` on the dot loss, `MLP` of two square layers and `SwiGLU` on the
-    dot or L2 loss without damping. Everything else runs by autograd, which is the executable
-    definition and slow; with `with_cp` even slower, because each of a step's two gradients
-    recomputes the block up to there.
+    This is the part of a mixer between its projections: `mix` takes q, k and v from any layers.
+    Every head of every image starts from the head's learned weights and takes `epochs ×
+    num_batches` gradient steps. A fused op computes one step of 1.0 over all tokens for `GatedFC`
+    and `DWConv` on the dot loss, and for `MLP` of two square layers and `SwiGLU` on the dot or L2
+    loss without damping. Autograd computes all other cases. It is the executable definition and
+    slow, and slower with `with_cp`, because each of a step's two gradients recomputes the block up
+    to the step.
 
     Args:
         embed_dims: Channels C.
@@ -43,7 +43,7 @@ class InnerTraining(nn.Module):
 
     Raises:
         TypeError: If the inner model, loss or key norm is of another kind, or an option is unknown.
-        ValueError: If an option is out of range; the message names what is allowed.
+        ValueError: If an option is out of range. The message names the allowed values.
     """
 
     options_class = InnerOptions
@@ -83,7 +83,7 @@ class InnerTraining(nn.Module):
         self.k_conv = DWConv2d(embed_dims, bias=True) if both else None
         self.v_conv = DWConv2d(embed_dims, bias=True) if o.locality == 'dwc_v' else None
         plain = (o.num_batches, o.epochs, o.step) == (1, 1, 1.0)
-        # Whether an op does all of the training; set it to False for the definition.
+        # Whether an op does all of the training. Set it to False for the definition.
         self.fused = False
         if isinstance(self.inner, InnerModel):
             self.fused = plain and self.inner.has_op(self._one_step())
@@ -113,7 +113,7 @@ class InnerTraining(nn.Module):
 
         Tokens in front of the map (class, registers, text) take part in the inner step and in the
         statistics of the keys, and are read as queries. The key position, the convolutions and the
-        neighbourhood belong to the map; the prefix passes them unchanged.
+        neighbourhood belong to the map and leave the prefix unchanged.
 
         Args:
             x: `(B, N, C)` tokens, for the dynamic step.
@@ -198,7 +198,7 @@ class InnerTraining(nn.Module):
             out = self._call(self.train_inner(weights, k, v, steps, hw), q, hw)
         return out.transpose(1, 2).to(eta.dtype)
 
-    # A compiled graph has no gradients of gradients; there is a break in it here.
+    # A compiled graph has no gradients of gradients, so it breaks here.
     @torch.compiler.disable
     def train_inner(
         self, weights: Weights, k: Tensor, v: Tensor, eta: Tensor, hw: tuple[int, int]

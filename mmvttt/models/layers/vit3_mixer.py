@@ -15,18 +15,18 @@ class ViT3Mixer(nn.Module):
 
     H heads train `f(x) = (x W1) ⊙ silu(x W2)`, one more head trains a depth-wise 3×3 convolution,
     all on the dot product with V, every gradient divided by its norm plus one. The trained models
-    read Q; their outputs, C + d channels, are projected back to C.
+    read Q, and their outputs of C + d channels are projected back to C.
 
     Args:
         embed_dims: Channels C of the tokens.
-        num_heads: Gated heads H of d = C / H channels; the convolution head comes on top.
+        num_heads: Gated heads H of d = C / H channels, without the convolution head.
         scale: Factor s of the inner loss −(s / N)·Σ f(K)·V, the same in both kinds of heads.
-        backend: Implementation of the ops: 'triton', 'numba' or 'reference'; None leaves the choice
+        backend: Implementation of the ops: 'triton', 'numba' or 'reference'. None leaves the choice
             to them (docs/kernels.md).
 
     Raises:
-        ValueError: If C does not divide into H heads, the scale is not above 0, or there is no such
-            backend.
+        ValueError: If C does not divide into H heads, the scale is not above 0, or the backend is
+            unknown.
     """
 
     extras = ('rotation',)
@@ -66,8 +66,8 @@ class ViT3Mixer(nn.Module):
             hw: Size of the map.
             rotation: `(h·w, C / 2)` of `rotation_2d`, for q and k of the gated heads.
         """
-        # Split once, q and k together only to rotate them: the gradients of all parts come together
-        # in one copy.
+        # One split joins the gradients of all parts in one copy. It leaves q and k together where
+        # they are rotated.
         dims = self.embed_dims
         both = [dims, dims] if rotation is None else [2 * dims]
         widths = [*both, dims, *3 * [self.head_dims]]
