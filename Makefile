@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 # The library alone, from its wheel, and the tests of it.
 LIBRARY := build/library
 TESTS ?= kernels models generation checkpoints convert deploy test_library.py
+WORKERS ?= auto
 # Where to take torch and torchvision from, for the builds that PyTorch's own index alone has (CPU).
 TORCH_INDEX ?=
 # Bytecode of all files is a third of the time of an installation: Python makes it of what is imported.
@@ -74,18 +75,18 @@ test: setup lint
 		--durations 15 --durations-min 5
 
 # What the library alone has to do, in a fresh environment: its wheel, torch, timm and diffusers, and
-# transformers, which the other environments cannot have. The line of `pip list` is the
-# promise: no OpenMMLab, no OpenCV.
+# what the other environments cannot have: transformers, and OpenVINO, which ends a worker of xdist
+# (WORKERS=0). The line of `pip list` is the promise: no OpenMMLab, no OpenCV.
 test-library:
 	rm -rf $(LIBRARY) && $(PYTHON) -m venv $(LIBRARY)
 	test -z "$(TORCH_INDEX)" || $(LIBRARY)/bin/python -m pip install --quiet 'torch>=2.11,<2.16' torchvision --index-url '$(TORCH_INDEX)'
 	$(LIBRARY)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(LIBRARY)/dist .
 	# uv links what the other environment has; without it, pip.
-	wheel="$$(echo $(LIBRARY)/dist/mmvttt-*.whl)[sd3,test]"; \
+	wheel="$$(echo $(LIBRARY)/dist/mmvttt-*.whl)[sd3,openvino,test]"; \
 		$(BIN)/uv pip install --quiet --python $(LIBRARY)/bin/python "$$wheel" || \
 		$(LIBRARY)/bin/python -m pip install --quiet --no-compile "$$wheel"
 	! $(LIBRARY)/bin/python -m pip list | grep -iE '^(onedl-)?mm(engine|cv|det|seg|pretrain)|opencv'
-	cd tests && OMP_NUM_THREADS=1 ../$(LIBRARY)/bin/python -m pytest -m "not stress" -n auto \
+	cd tests && OMP_NUM_THREADS=1 ../$(LIBRARY)/bin/python -m pytest -m "not stress" -n $(WORKERS) \
 		--maxprocesses 8 --dist loadfile $(TESTS)
 
 stress: setup

@@ -17,6 +17,7 @@ from ..errors import CheckpointError, CheckpointMismatchError, OptionTypeError
 from .download import shown
 from .families import timm_names
 from .match import LoadReport, compare, least_matched, require_match, require_parts
+from .preparation import saved_preparation, warn_of_other_images
 from .read import named_tensors, read_content, under
 from .sources import find_source
 
@@ -55,7 +56,6 @@ def load_pretrained(
     adapt: Callable[[dict[str, Tensor]], StateDict] | None = None,
     key: str | None = None,
     without: str | None = None,
-    content: Any = None,
 ) -> LoadReport:
     """Loads a checkpoint's matching tensors into a module, and logs which did not match.
 
@@ -74,7 +74,6 @@ def load_pretrained(
         adapt: Changes the tensors before the comparison; default: `adapted` to the module.
         key: Entry of the file with the weights, such as `'teacher'` or `'student'`.
         without: 'attention' or 'mlp' of the blocks may be missing; see `inherit_vit`.
-        content: What `read_content` returned for the checkpoint; None reads it.
 
     Returns:
         The report that was logged.
@@ -93,8 +92,7 @@ def load_pretrained(
         )
     found = find_source(checkpoint)
     source = found.name
-    if content is None:
-        content = read_content(found, map_location)
+    content = read_content(found, map_location)
     weights = named_tensors(content, source, ema, key)
     config = found.config()
     parts: Iterable[Any] = module.modules() if config else ()
@@ -114,10 +112,8 @@ def load_pretrained(
     fitted = fit(under(weights, prefix))
     weights = {name: v for name, v in weights.items() if not name.startswith(prefix)}
     weights |= {f'{prefix}{name}': v for name, v in fitted.items()}
-    report = replace(
-        require_match(module, weights, source, prefix),
-        preparation=found.preparation,
-    )
+    preparation = found.preparation or saved_preparation(content)
+    report = replace(require_match(module, weights, source, prefix), preparation=preparation)
     inside = under(weights, prefix)
     new = {
         f'{name}.{parameter}' if name else parameter
@@ -130,6 +126,7 @@ def load_pretrained(
     lost = report.mismatched or not new.issuperset(report.missing)
     level = logging.WARNING if lost else logging.INFO
     _log.log(level, 'Weights of %s from %s: %s', type(module).__name__, source, report)
+    warn_of_other_images(source, preparation, getattr(module, 'data_preprocessor', None))
     return report
 
 

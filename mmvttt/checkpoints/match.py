@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ..errors import CheckpointMismatchError, OptionError
+from .preparation import Preparation
 from .read import under
-from .sources import Preparation
 
 # Below this share of matching tensors a checkpoint belongs to another model.
 _LEAST = 0.1

@@ -20,7 +20,6 @@ from torch.serialization import safe_globals
 
 from ..errors import (
     CheckpointError,
-    CheckpointMismatchError,
     RefusedCheckpointError,
     first_line,
 )
@@ -258,28 +257,6 @@ def saved_classes(content: Any) -> tuple[str, ...]:
     data = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
     names = data.get('classes', data.get('CLASSES')) if isinstance(data, Mapping) else None
     return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
-
-
-def require_same_classes(content: Any, source: str, classes: Sequence[str] | None) -> None:
-    """Compares the classes that a checkpoint was trained for with a data set's.
-
-    `content` is the result of `read_content` for `source`.
-
-    Raises:
-        CheckpointMismatchError: A class has another number here.
-    """
-    saved = saved_classes(content)
-    if not saved or classes is None or saved == tuple(classes):
-        return
-    numbers = {name: i for i, name in enumerate(saved)}
-    for i, name in enumerate(classes):
-        if numbers.get(name, i) != i:
-            raise CheckpointMismatchError(
-                f'{name!r} is class {numbers[name]} of {shown(source)!r} and class {i} of the '
-                f'data: set metainfo=dict(classes={saved}) in the data sets'
-            )
-    if not numbers.keys() & {*classes}:
-        _log.warning('%s was trained for classes of other names: %s', source, saved[:_LISTED])
 
 
 def _say_which(content: Any, held: Sequence[str], source: str) -> None:

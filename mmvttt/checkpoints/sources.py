@@ -16,6 +16,7 @@ from urllib.parse import urlparse
 
 from ..errors import CheckpointError, CheckpointMissingError, first_line
 from .download import cache, download, file_digest, kept_digest, shown
+from .preparation import Preparation
 from .published import SCHEME, name_at, published_file
 
 # Prefix of the names of timm's hub, as mmengine's 'torchvision://'.
@@ -34,7 +35,6 @@ _FILES = (
 )
 
 
-Preparation = tuple[list[float], list[float]]
 # A config is small; what is larger is none.
 _LARGEST_CONFIG = 2**24
 
@@ -84,7 +84,7 @@ class Source:
                 for name in ('mean', 'std')
             ]
             if all(map(_are_numbers, values)):
-                return [*values[0]], [*values[1]]
+                return Preparation([*values[0]], [*values[1]])
         return None
 
     def require_intact(self) -> None:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +34,6 @@ def write_model(
     images: Sequence[str | os.PathLike[str]] = (),
     notes: Mapping[str, str] | None = None,
     predictions: Compares | None = None,
-    content: Any = None,
 ) -> Iterator[Comparison]:
     """Writes a network and compares the file with it on several batches and sizes.
 
@@ -53,7 +51,6 @@ def write_model(
         notes: Metadata of the file, beside the model's name and the shape of its images.
         predictions: Compares a network that ends in predictions, for one image of one size;
             photographs are then resized to fit and padded, as they are where the file is used.
-        content: What `read_content` returned for the checkpoint; None reads it.
 
     Raises:
         UsageError: See `export_module`.
@@ -62,7 +59,7 @@ def write_model(
     """
     network.eval().requires_grad_(False)
     if checkpoint is not None:
-        _load_all(named.model, checkpoint, getattr(network, 'prefixes', ''), content)
+        _load_all(named.model, checkpoint, getattr(network, 'prefixes', ''))
     source = named.weights if checkpoint is None else shown(os.fspath(checkpoint))
     published = f' (published: --checkpoint {SCHEME}{named.name})' * (named.name in PUBLISHED)
     print(f'{named.name}: weights of {source}' if source else f'random weights{published}')
@@ -106,9 +103,8 @@ def _load_all(
     model: nn.Module,
     checkpoint: str | os.PathLike[str],
     parts: str | tuple[str, ...],
-    content: Any,
 ) -> None:
-    report = load_pretrained(model, checkpoint, content=content)
+    report = load_pretrained(model, checkpoint)
     missing = [name for name in report.missing if name.startswith(parts)]
     mismatched = [line for line in report.mismatched if line.startswith(parts)]
     if missing or mismatched:

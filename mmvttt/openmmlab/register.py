@@ -10,7 +10,7 @@ from mmengine.model import BaseModule, PretrainedInit
 from torch import nn
 
 from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.checkpoints.match import Preparation
+from mmvttt.checkpoints.preparation import Preparation
 from mmvttt.convert.inherit import load_inherited, load_inherited_head
 from mmvttt.errors import OptionTypeError, suggest
 from mmvttt.models import adapters, backbones

@@ -211,11 +211,7 @@ def test_a_checkpoint_fills_the_whole_file(tmp_path: Path, untraced: list) -> No
         next(export_model(config, weights, out))
 
 
-def test_what_is_not_in_the_file_may_be_missing(
-    tmp_path: Path, untraced: list, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Read once, before loading.
-    monkeypatch.delattr('mmvttt.checkpoints.load.read_content')
+def test_what_is_not_in_the_file_may_be_missing(tmp_path: Path, untraced: list) -> None:
     config, weights = small('maskrcnn_vittt_demo', tmp_path), tmp_path / 'w.pth'
     model = find_model(config).model
     torch.save({n: w for n, w in model.state_dict().items() if 'roi_head' not in n}, weights)

@@ -12,6 +12,7 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import nn
 
 from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.checkpoints.preparation import Preparation
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.linearize.folder import save_pretrained
 
@@ -256,5 +257,5 @@ def test_images_that_the_weights_were_trained_on(where: str | None, tmp_path: Pa
     }[where]
     (tmp_path / f'{file}.json').write_text(json.dumps(content))
     report = load_pretrained(TimmViT(**SMALL_DINO), tmp_path)
-    assert report.preparation == (None if where in ('broken', None) else (half, third))
+    assert report.preparation == (None if where in ('broken', None) else Preparation(half, third))
     assert (f'mean={half} and std={third}' in str(report)) == (report.preparation is not None)

@@ -50,7 +50,7 @@ def test_a_run_and_its_twin(tmp_path: Path) -> None:
         log = ''.join(p.read_text() for p in work_dir.glob('*/*.log'))
         assert 'explained_last' in log
         for network in ('backbone', 'source'):
-            words = f'weights of {network} were trained on images of mean=[127.5, 116.28, 103.53]'
+            words = f'model.{network} was trained on images of data_preprocessor.mean=[127.5, '
             assert (words in log) == (mean == 0.5)
         return torch.load(work_dir / 'iter_4.pth', weights_only=False)['state_dict']
 

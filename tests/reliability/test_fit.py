@@ -9,8 +9,9 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from mmvttt.errors import ResumeError, UsageError
-from mmvttt.openmmlab.reliability import settings
+from mmvttt.checkpoints.preparation import differences, of_preprocessor, saved_preparation
+from mmvttt.errors import CheckpointMismatchError, ResumeError, UsageError
+from mmvttt.openmmlab.reliability.fit import require_same_classes
 from mmvttt.openmmlab.reliability.settings import flatten, training_settings
 
 BEST = {'default_hooks.checkpoint.save_best': 'mse', 'default_hooks.checkpoint.rule': 'less'}
@@ -113,28 +114,30 @@ def test_settings_that_end_like_a_place_are_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ('preprocessor', 'named'),
+    ('options', 'named'),
     [
-        (dict(mean=(123.0, 116, 103), std=[58, 57, 57.0], bgr_to_rgb=True), ()),
-        (dict(mean=[123, 116, 104], std=[58, 57, 57], bgr_to_rgb=True), ('mean',)),
-        (dict(mean=[123, 116, 103], std=[1, 1, 1], pad_size_divisor=32), ('bgr_to_rgb', 'std')),
-        (None, ('bgr_to_rgb', 'mean', 'std')),
+        (dict(mean=[123.0, 116, 103], std=[58, 57, 57.0], bgr_to_rgb=True), []),
+        (dict(mean=[123, 116, 104], std=[58, 57, 57], to_rgb=True), ['mean']),
+        (dict(mean=[123, 116, 103], std=[1], pad_size_divisor=32), ['std', 'bgr_to_rgb']),
+        (dict(), ['mean', 'std', 'bgr_to_rgb']),
     ],
 )
-def test_a_file_says_how_its_images_were_prepared(
-    preprocessor: dict | None, named: tuple, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = dict(type='ImgDataPreprocessor', mean=[123.0, 116.0, 103.0], std=[58, 57, 57])
-    trained = training_settings(Config(dict(data_preprocessor={**there, 'bgr_to_rgb': True})))
-    texts: list[str] = []
-    monkeypatch.setattr(settings, 'print_log', lambda text, *_: texts.append(text))
-    model = dict(module=dict(data_preprocessor=preprocessor))
-    content = dict(meta=dict(settings=trained))
-    # mmengine ignores this one where the model has its own.
-    other = None if preprocessor is None else dict(mean=[7.0])
-    cfg = Config(dict(model=model, data_preprocessor=other))
-    settings.warn_of_other_preparation(content, 'a.pth', cfg)
-    assert [text.partition('data_preprocessor.')[2].partition('=')[0] for text in texts] == [*named]
+def test_a_file_says_how_its_images_were_prepared(options: dict, named: list) -> None:
+    there = dict(mean=[123.0, 116.0, 103.0], std=[58, 57, 57], bgr_to_rgb=True)
+    # mmengine ignores the one beside a model that has its own.
+    cfg = Config(dict(model=dict(data_preprocessor=there), data_preprocessor=dict(mean=[7.0])))
+    saved = saved_preparation(dict(meta=dict(settings=training_settings(cfg))))
+    assert [name for name, *_ in differences(saved, of_preprocessor(options))] == named
+
+
+def test_classes_of_a_checkpoint() -> None:
+    content = dict(meta=dict(dataset_meta=dict(classes=('cat', 'dog', 'owl'))))
+    for same in (None, ('cat', 'dog', 'owl'), ['cat', 'dog'], ('cat', 'wolf', 'owl')):
+        require_same_classes(content, 'a.pth', same)
+    for other in (('dog', 'cat', 'owl'), ('cat', 'owl')):
+        with pytest.raises(CheckpointMismatchError):
+            require_same_classes(content, 'a.pth', other)
+    require_same_classes(dict(w=torch.ones(1)), 'a.pth', ('dog',))
 
 
 @pytest.mark.parametrize(

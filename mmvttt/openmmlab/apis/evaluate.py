@@ -11,7 +11,7 @@ from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import nn
 
-from mmvttt.checkpoints.read import read_content, require_same_classes
+from mmvttt.checkpoints.read import read_content
 from mmvttt.deploy.prepare import prepare
 from mmvttt.errors import UsageError
 from mmvttt.outputs import check_new_file
@@ -21,8 +21,7 @@ from ..engine.amp import half_type
 from ..registry import type_name
 from ..reliability.data.annotations import check_data
 from ..reliability.data.dataset_config import datasets_of
-from ..reliability.fit import require_weights
-from ..reliability.settings import warn_of_other_preparation
+from ..reliability.fit import require_same_classes, require_weights
 from ..unwrap import is_wrapped
 from .file_inference import FileModel, open_for
 from .train import build_runner, existing
@@ -88,7 +87,6 @@ def evaluate(
     check_data(cfg, ('test',))
     runner, content = build_runner(cfg), read_content(source)
     require_weights(runner, content, source, whole=True)
-    warn_of_other_preparation(content, source, cfg)
     dataset = runner.test_dataloader.dataset
     require_same_classes(content, source, getattr(dataset, 'metainfo', {}).get('classes'))
     runner.register_hook(test)

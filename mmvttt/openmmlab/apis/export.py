@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmvttt.checkpoints.read import read_content
 from mmvttt.deploy.compare import Comparison, Runs
 from mmvttt.deploy.export import require_format
 from mmvttt.deploy.model_file import write_model
@@ -22,7 +21,6 @@ from mmvttt.named_model import NamedModel
 
 from ..analysis.models import find_model, samples_of, toolbox_of
 from ..models.diffusion_model import refuse_diffusion
-from ..reliability.settings import warn_of_other_preparation
 from .predictions import Detections, LabelMap, as_outputs
 
 # Bounds of detections: pixels, score, share without a counterpart, as one more box may pass a
@@ -122,13 +120,9 @@ def export_model(
         )
     named = find_model(model, cfg_options)
     refuse_diffusion(named.config)
-    content = None
-    if checkpoint is not None and named.config is not None:
-        content = read_content(checkpoint, mmap=True)
-        warn_of_other_preparation(content, os.fspath(checkpoint), named.config)
     network = predictor(named.model) if predictions else exportable(named.model)
     comparison = _compare_predictions if predictions else None
-    options = size, fixed_size, decompose, images, _notes(named), comparison, content
+    options = size, fixed_size, decompose, images, _notes(named), comparison
     yield from write_model(named, network, checkpoint, out, *options)
 
 

@@ -14,11 +14,11 @@ from mmengine.model import BaseModel
 from mmengine.structures import InstanceData, PixelData
 from torch import Tensor
 
+from mmvttt.checkpoints.preparation import differences, of_preprocessor
 from mmvttt.deploy.runtime import PREPARATION, ExportedFile, open_exported
 from mmvttt.errors import UsageError
 
 from ..registry import TRANSFORMS, type_name
-from ..reliability.fit import numbers
 
 
 class FileModel(BaseModel):
@@ -96,20 +96,12 @@ def require_same_preparation(file: ExportedFile, preprocessor: Any) -> None:
     if 'mean' not in file.notes:
         # Written from a model without a config, or by another program.
         return
-    saved = {k: json.loads(file.notes[k]) for k in PREPARATION if k in file.notes}
-    swaps = ('_channel_conversion', 'channel_conversion', 'to_rgb')
-    facts: dict[str, tuple[Any, Any]] = {
-        name: (numbers(saved.get(name)), numbers(getattr(preprocessor, name, None)))
-        for name in ('mean', 'std')
-    }
-    swapped = any(getattr(preprocessor, name, False) for name in swaps)
-    facts['RGB'] = bool(saved.get('bgr_to_rgb') or saved.get('to_rgb')), swapped
-    for name, (there, here) in facts.items():
-        if np.shape(there) != np.shape(here) or not np.allclose(there, here, rtol=1e-3):
-            raise UsageError(
-                f'{file.path!r} was exported for images with {name}={there}, and the '
-                f"data_preprocessor here has {name}={here}: give the export's config"
-            )
+    saved = of_preprocessor({k: json.loads(file.notes[k]) for k in PREPARATION if k in file.notes})
+    for name, there, here in differences(saved, of_preprocessor(preprocessor)):
+        raise UsageError(
+            f'{file.path!r} was exported for images with {name}={there}, and the '
+            f"data_preprocessor here has {name}={here}: give the export's config"
+        )
 
 
 @TRANSFORMS.register_module()

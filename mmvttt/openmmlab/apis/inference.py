@@ -19,6 +19,7 @@ from torch import nn
 
 from mmvttt.arguments import check_part
 from mmvttt.checkpoints.load import adapted, require_whole
+from mmvttt.checkpoints.preparation import saved_preparation, warn_of_other_images
 from mmvttt.checkpoints.read import named_tensors, read_content
 from mmvttt.checkpoints.sources import without_password
 from mmvttt.deploy.prepare import prepare
@@ -30,7 +31,6 @@ from ..engine.amp import half_type
 from ..models.diffusion_model import refuse_diffusion
 from ..registry import type_name
 from ..reliability.data.dataset_config import datasets_of
-from ..reliability.settings import warn_of_other_preparation
 from .file_inference import FileModel, open_for
 from .prediction import Prediction
 
@@ -67,7 +67,6 @@ def open_model(
     source = without_password(os.fspath(checkpoint))
     content = read_content(source)
     weights = named_tensors(content, source)
-    warn_of_other_preparation(content, source, config)
     model_config = copy.deepcopy(config.model)
     if (preprocessor := config.get('data_preprocessor')) is not None:
         model_config.setdefault('data_preprocessor', preprocessor)
@@ -75,6 +74,7 @@ def open_model(
         init_default_scope(scope)
         model = MODELS.build(model_config)
     require_whole(model, weights, source)
+    warn_of_other_images(source, saved_preparation(content), model.data_preprocessor)
     model.load_state_dict(adapted(model, weights), strict=False)
     model = revert_sync_batchnorm(model).to(device).eval()
     meta = content.get('meta') if isinstance(content, Mapping) else None

@@ -6,21 +6,24 @@ checkpoint's learning rate instead of the config's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from mmengine.hooks import EMAHook, Hook
+from mmengine.logging import print_log
 from mmengine.optim import OptimWrapper
 from mmengine.optim.scheduler.param_scheduler import LinearParamScheduler
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
+from mmvttt.checkpoints.download import shown
 from mmvttt.checkpoints.load import require_whole
 from mmvttt.checkpoints.match import compare, require_match
-from mmvttt.checkpoints.read import named_tensors
-from mmvttt.errors import ResumeError, UsageError
+from mmvttt.checkpoints.preparation import saved_preparation, warn_of_other_images
+from mmvttt.checkpoints.read import named_tensors, saved_classes
+from mmvttt.errors import CheckpointMismatchError, ResumeError, UsageError
 
 from ..unwrap import bare_model
 from .data.dataset_config import datasets_of
@@ -137,7 +140,7 @@ def _same_groups(groups: list[dict], saved: Mapping[str, Any]) -> bool:
 
 
 def require_weights(runner: Runner, content: Any, source: str, whole: bool = False) -> None:
-    """Compares the `content` of the checkpoint `source` with a runner's model.
+    """Compares the `content` of the checkpoint `source` with a runner's model, and its images.
 
     See `require_match`, or with `whole` `require_whole`.
     """
@@ -147,7 +150,29 @@ def require_weights(runner: Runner, content: Any, source: str, whole: bool = Fal
             model = MODELS.build(runner.model)
     else:
         model = bare_model(runner.model)
+        warn_of_other_images(source, saved_preparation(content), model.data_preprocessor)
     (require_whole if whole else require_match)(model, named_tensors(content, source), source)
+
+
+def require_same_classes(content: Any, source: str, classes: Sequence[str] | None) -> None:
+    """Compares the classes that a checkpoint was trained for with a data set's.
+
+    Raises:
+        CheckpointMismatchError: A class has another number here.
+    """
+    saved = saved_classes(content)
+    if not saved or classes is None or saved == tuple(classes):
+        return
+    numbers = {name: i for i, name in enumerate(saved)}
+    for i, name in enumerate(classes):
+        if numbers.get(name, i) != i:
+            raise CheckpointMismatchError(
+                f'{name!r} is class {numbers[name]} of {shown(source)!r} and class {i} of the '
+                f'data: set metainfo=dict(classes={saved}) in the data sets'
+            )
+    if not numbers.keys() & {*classes}:
+        text = f'{source} was trained for classes of other names: {saved[:_LISTED]}'
+        print_log(text, 'current', logging.WARNING)
 
 
 class WarnAtStart(Hook):
@@ -163,8 +188,13 @@ class WarnAtStart(Hook):
         for warning in (_of_another_batch(runner), random):
             if warning:
                 runner.logger.warning(warning)
-        for warning in _of_other_images(runner):
-            runner.logger.warning(warning)
+        sets = [data for data in datasets_of(runner.cfg) if data.split == 'train']
+        if any(name == 'Normalize' for data in sets for name, _ in data.transforms):
+            return
+        model = bare_model(runner.model)
+        for name, part in model.named_modules():
+            there = getattr(part, 'preparation', None)
+            warn_of_other_images(f'model.{name}', there, model.data_preprocessor)
 
 
 def _require_learning(runner: Runner) -> None:
@@ -220,32 +250,3 @@ def _of_another_batch(runner: Runner) -> str | None:
         f'this run has {images}: without --auto-scale-lr, set '
         f'optim_wrapper.optimizer.lr={rate * images / base:.3g}'
     )
-
-
-def _of_other_images(runner: Runner) -> Iterator[str]:
-    """Warnings if weights were trained on images of another mean or deviation than they get."""
-    sets = [data for data in datasets_of(runner.cfg) if data.split == 'train']
-    if any(name == 'Normalize' for data in sets for name, _ in data.transforms):
-        return
-    model = bare_model(runner.model)
-    preprocessor = getattr(model, 'data_preprocessor', None)
-    here = [numbers(getattr(preprocessor, name, None)) for name in ('mean', 'std')]
-    for name, module in model.named_modules():
-        if not getattr(module, 'preparation', None):
-            continue
-        there = [[round(255 * x, 3) for x in values] for values in module.preparation]
-        same = list(map(len, here)) == list(map(len, there))
-        if not same or not np.allclose(np.hstack(here), np.hstack(there), rtol=1e-3):
-            mean, std = there
-            yield (
-                f'the weights of {name} were trained on images of mean={mean} and std={std}, '
-                f'and data_preprocessor has mean={here[0] or None} and std={here[1] or None}: '
-                f'set data_preprocessor=dict(mean={mean}, std={std})'
-            )
-
-
-def numbers(values: Any) -> list[float]:
-    """A mean or deviation of the channels, a tensor or a list, as numbers to compare; or none."""
-    if values is None:
-        return []
-    return [round(x, 3) for x in torch.as_tensor(values).flatten().tolist()]

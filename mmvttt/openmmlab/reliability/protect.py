@@ -30,7 +30,7 @@ from .exact_resume import make_exact
 from .fit import CompareOnLoad, WarnAtStart, require_weights
 from .resume import candidates, choose_checkpoint
 from .run_lock import RunLock
-from .settings import require_same_training, warn_of_other_preparation
+from .settings import require_same_training
 from .signals import end_workers
 from .weights import FitHeads, locate_checkpoints
 
@@ -144,9 +144,7 @@ def protect_runner(runner: Runner, start: Start) -> Iterator[None]:
             runner.register_hook(CompareOnLoad(checkpoint), priority='HIGHEST')
             runner.resume = partial(_resume, runner.resume)
         elif runner._load_from:
-            content = read_content(runner._load_from)
-            require_weights(runner, content, runner._load_from)
-            warn_of_other_preparation(content, runner._load_from, runner.cfg)
+            require_weights(runner, read_content(runner._load_from), runner._load_from)
             runner.register_hook(FitHeads())
         yield
     except DataError:

@@ -7,12 +7,9 @@ not have; and a resume would continue another training.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import platform
-import re
 import socket
-from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -20,11 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import all_gather_object, get_rank, get_world_size, init_dist, is_distributed
-from mmengine.logging import print_log
 
 from mmvttt.errors import UsageError
 
@@ -55,13 +50,6 @@ _FREE = (
     'num_workers', 'persistent_workers', 'pin_memory', 'prefetch_factor', 'val_interval',
     'val_begin',
 )  # fmt: skip
-
-# Settings that say how images reach a model; in a config for test-time augmentation it is a module.
-_INSIDE = re.compile(r'model\.(?:module\.)?data_preprocessor\.')
-_PREPARATION = re.compile(
-    r'(?:model\.)?(?:module\.)?data_preprocessor\.'
-    r'(?:(mean|std)\.\d+|(bgr_to_rgb|rgb_to_bgr|to_rgb))'
-)
 
 _PACKAGES = (
     'mmvttt', 'torch', 'triton', 'numba', 'numpy', 'mmengine', 'mmdet', 'mmsegmentation',
@@ -110,42 +98,6 @@ def differences(before: Any, now: Mapping[str, str]) -> tuple[list[str], list[st
         [f'{k}: {a} (config: {b})' for k, (a, b) in changed.items() if k.startswith(_RESTORED)],
         [f'{k}: {a} (now: {b})' for k, (a, b) in changed.items() if not k.startswith(_RESTORED)],
     )
-
-
-def warn_of_other_preparation(content: Any, source: str, cfg: Config) -> None:
-    """Warns where a checkpoint was trained on images of another mean, deviation or channel order.
-
-    `content` is the result of `read_content` for `source`; a file without settings says nothing.
-    """
-    match content:
-        case {'meta': {'settings': Mapping() as settings}}:
-            parts = {name: cfg[name] for name in ('model', 'data_preprocessor') if cfg.get(name)}
-            now = dict(pair for name, part in parts.items() for pair in flatten(part, name))
-            there, here = _preparation(settings), _preparation(now)
-            for name in sorted({*there, *here}):
-                a, b = there.get(name, []), here.get(name, [])
-                if len(a) != len(b) or not np.allclose(a, b, rtol=1e-4):
-                    print_log(
-                        f'{source!r} was trained with data_preprocessor.{name}={a or None}, and '
-                        f'this config has {b or None}: the results are those of other images; set '
-                        f'data_preprocessor.{name} to what it was trained with',
-                        'current',
-                        logging.WARNING,
-                    )
-
-
-def _preparation(settings: Mapping[str, str]) -> dict[str, list[float]]:
-    """Mean, deviation and channel order (1: reversed) of the images; an unset flag is False."""
-    numbers: dict[str, list[float]] = {}
-    # The preprocessor inside of a model counts, if it has one.
-    inside = {key: text for key, text in settings.items() if _INSIDE.match(str(key))}
-    for key, text in (inside or settings).items():
-        if match := _PREPARATION.fullmatch(str(key)):
-            with suppress(ValueError, SyntaxError, TypeError):
-                value = float(literal_eval(text))
-                numbers.setdefault(match[1] or match[2], []).append(value)
-    # What changes nothing is as good as unset.
-    return {name: v for name, v in numbers.items() if {*v} != {1.0 if name == 'std' else 0.0}}
 
 
 def require_same_training(cfg: Config, sets: Iterable[DatasetConfig]) -> None:

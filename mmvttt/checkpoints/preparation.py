@@ -1,0 +1,90 @@
+"""How images are prepared for a model: mean and deviation of the channels, and their order."""
+
+from __future__ import annotations
+
+import logging
+import re
+from ast import literal_eval
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+# Names for a reversed order of the channels, in configs and in built preprocessors.
+_SWAPS = ('bgr_to_rgb', 'rgb_to_bgr', 'to_rgb', 'channel_conversion', '_channel_conversion')
+# Settings of a training; in a config for test-time augmentation the model is a module.
+_INSIDE = re.compile(r'model\.(?:module\.)?data_preprocessor\.')
+_OPTION = re.compile(rf'.*data_preprocessor\.(?:(mean|std)\.\d+|({"|".join(_SWAPS)}))')
+_log = logging.getLogger(__name__)
+
+
+class Preparation(NamedTuple):
+    """Mean and deviation of images in 0 to 1, each a number for all channels or one for each.
+
+    `swapped` tells whether a `data_preprocessor` of OpenMMLab reverses the order of the channels;
+    None if it is not known.
+    """
+
+    mean: list[float]
+    std: list[float]
+    swapped: bool | None = None
+
+
+def of_preprocessor(preprocessor: Any) -> Preparation:
+    """The preparation by a `data_preprocessor` of OpenMMLab: the built one, or its options."""
+
+    def option(name: str) -> Any:
+        if isinstance(preprocessor, Mapping):
+            return preprocessor.get(name)
+        return getattr(preprocessor, name, None)
+
+    mean, std = (
+        torch.as_tensor(unset if option(name) is None else option(name)).flatten() / 255
+        for name, unset in (('mean', 0.0), ('std', 1.0))
+    )
+    return Preparation(mean.tolist(), std.tolist(), any(map(option, _SWAPS)))
+
+
+def saved_preparation(content: Any) -> Preparation | None:
+    """The preparation in the settings of a training's checkpoint, as `read_content` returns it.
+
+    None if it has no settings.
+    """
+    match content:
+        case {'meta': {'settings': Mapping() as settings}}:
+            # The preprocessor inside of a model counts, if it has one.
+            inside = {key: text for key, text in settings.items() if _INSIDE.match(str(key))}
+            options: dict[str, Any] = {}
+            for key, text in (inside or settings).items():
+                if match := _OPTION.fullmatch(str(key)):
+                    with suppress(ValueError, SyntaxError, TypeError):
+                        value = float(literal_eval(text))
+                        options.setdefault(match[1] or match[2], []).append(value)
+            swapped = {name: any(options[name]) for name in _SWAPS if name in options}
+            return of_preprocessor(options | swapped)
+    return None
+
+
+def differences(there: Preparation, here: Preparation) -> Iterator[tuple[str, Any, Any]]:
+    """The options of a `data_preprocessor` that differ, and their two values, in 0 to 255."""
+    for name, first, second in (('mean', there.mean, here.mean), ('std', there.std, here.std)):
+        a, b = ([round(255 * x, 3) for x in values] for values in (first, second))
+        comparable = len(a) == len(b) or 1 in (len(a), len(b))
+        if not (comparable and np.allclose(a, b, rtol=1e-3)):
+            yield name, a, b
+    if there.swapped is not None and there.swapped != here.swapped:
+        yield 'bgr_to_rgb', there.swapped, here.swapped
+
+
+def warn_of_other_images(source: str, there: Preparation | None, preprocessor: Any) -> None:
+    """Warns where the weights of `source` were trained on images of another preparation."""
+    if there is None or preprocessor is None:
+        return
+    for name, trained, here in differences(there, of_preprocessor(preprocessor)):
+        _log.warning(
+            '%s was trained on images of data_preprocessor.%s=%s, and gets them with %s: the '
+            'results are those of other images; set data_preprocessor=dict(%s=%s)',
+            *(source, name, trained, here, name, trained),
+        )
