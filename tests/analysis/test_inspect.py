@@ -13,7 +13,6 @@ from PIL import Image
 
 from mmvttt.analysis.inspect import DIAGNOSTICS
 from mmvttt.analysis.look import Look
-from mmvttt.analysis.pictures import block_title, cut_middle, root_scale, two_digits
 from mmvttt.named_model import read_picture
 from mmvttt.openmmlab.analysis.models import (
     NamedModel,
@@ -28,23 +27,6 @@ TOOL = 'inspect_model.py'
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline='') as file:
         return list(csv.DictReader(file))
-
-
-def test_names_in_pictures() -> None:
-    assert cut_middle('photo.jpg', 9) == 'photo.jpg'
-    assert cut_middle('street_0042_png.rf.0123456789abcdef.jpg', 20) == 'street_00…abcdef.jpg'
-    names = ['blocks.0', 'stages.2.blocks.3', 'layers.11', 'transformer.blocks.1', 'mixer']
-    titles = ['block 1', 'stage 3, block 4', 'layer 12', 'block 2', 'mixer']
-    assert [block_title(name) for name in names] == titles
-
-
-def test_scales_of_pictures() -> None:
-    """Uniform attention is not drawn like a peak; numbers below a million have no exponent."""
-    assert root_scale(torch.full((9,), 0.1)).tolist() == pytest.approx([0.5] * 9)
-    assert root_scale(torch.tensor([0.0] * 8 + [0.09])).tolist() == [0.0] * 8 + [1.0]
-    assert [two_digits(x) for x in (123.4, torch.tensor(0.01234), 1.2e7)] == [
-        '120', '0.012', '1.2e+07',
-    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -104,24 +86,6 @@ def test_models_of_timm(
         output = tools(*options, 'gmm', 'erf')
     assert f'wrote {out / "erf.png"}' in output
     assert 'gmm left out: no mixer of VisionTransformer trains' in caplog.text
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'message'),
-    [
-        (('resnet10t', 'photo.png', '--what', 'gmm'), 'ResNet has no token mixer'),
-        (('small.py', 'none.png'), "no image 'none.png'"),
-        (('small.py', 'photo.png', '--checkpoint', 'other.pth'), 'other.pth'),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    arguments: tuple, message: str, small: tuple, tmp_path: Path, tools: Any
-) -> None:
-    tools.patch.chdir(tmp_path)
-    torch.save(dict(state_dict={'conv.weight': torch.zeros(3, 3)}), 'other.pth')
-    lines = tools.error(TOOL, *arguments, '--shape', 64, 64, '--out', 'out').splitlines()
-    (error,) = [line for line in lines if line.startswith('error: ')]
-    assert message in error
 
 
 def test_pictures_of_all_kinds_are_read_as_in_a_training(tmp_path: Path) -> None:

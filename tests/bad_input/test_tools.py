@@ -2,7 +2,6 @@
 
 import errno
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,6 @@ import pytest
 import torch
 
 from mmvttt import distributions
-from mmvttt.errors import UsageError
-from mmvttt.openmmlab.apis.evaluate import evaluate
-from mmvttt.openmmlab.apis.export import export_model
 
 from ..reliability.data.sets import coco, coco_dataset, config, make_coco, write
 
@@ -98,18 +94,6 @@ def test_outputs_are_tried_before_the_work(run: Callable, tools: Any, args: tupl
     assert not any(Path('empty').iterdir())
 
 
-def test_outputs_are_tried_before_the_work_from_python(tmp_path: Path) -> None:
-    (file := tmp_path / 'text.txt').write_text('a file')
-    folder = str(file / 'new')
-    cases = [
-        partial(evaluate, DEMO, file, out=f'{folder}/a.pkl'),
-        lambda: next(export_model('no_model', None, f'{folder}/a.onnx')),
-    ]
-    for case in cases:
-        with pytest.raises(UsageError, match=r"text\.txt' \(Not a directory\)"):
-            case()
-
-
 def test_check_data(tools: Any, tmp_path: Path) -> None:
     """Errors make the exit status 1, warnings don't."""
     pytest.importorskip('mmdet')
@@ -137,26 +121,6 @@ def test_check_data(tools: Any, tmp_path: Path) -> None:
     config(coco_dataset(root), split='val', val_evaluator=evaluator).dump(tmp_path / 'val.py')
     text = tools.error('check_data.py', tmp_path / 'val.py', '--no-images')
     assert text.startswith("error: val_evaluator.ann_file is '")
-
-
-BASE = f'_base_ = {str(ROOT / "tests/trainings/tiny_config.py")!r}\n'
-MISSPELT = {
-    "model = dict(_delete_=True, type='mmvttt.Vittt', out_indexes=(3,))": (
-        "no option 'out_indexes', did you mean 'out_indices'?"
-    ),
-    "model = dict(_delete_=True, type='mmvttt.T5', mixer=dict(inner=dict(type='SwiGUL')))": (
-        'SwiGLU'
-    ),
-}
-
-
-@pytest.mark.parametrize('line', MISSPELT)
-def test_misspelt_types_and_options(line: str, run: Callable, tools: Any) -> None:
-    tools.patch.syspath_prepend(str(ROOT / 'tests/trainings'))
-    Path('config.py').write_text(f'{BASE}{line}\n')
-    output = run('train', 'config.py')
-    assert MISSPELT[line] in output
-    assert 'Traceback' not in output
 
 
 def test_a_missing_toolbox_is_named_with_its_extra(run: Callable, tools: Any) -> None:

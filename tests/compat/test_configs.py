@@ -81,8 +81,3 @@ def test_look_ups_that_need_no_pkg_resources_are_left_alone(
     monkeypatch.setattr(own, 'is_installed', look_up := lambda package: True)
     assert configs.find_packages_by_import() is not None
     assert own.is_installed is look_up
-
-
-def test_unknown_config_names_a_close_one() -> None:
-    with pytest.raises(FileNotFoundError, match=r"did you mean 'maskrcnn_vit"):
-        configs.own_config('maskrcnn_vitt_s_1x.py')

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from mmvttt import __main__ as report
 from mmvttt import distributions
 
 ROOT = Path(__file__).parents[2]
@@ -25,10 +24,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     return install
 
 
-def test_this_environment_has_one() -> None:
-    assert distributions.overlaid() is None
-
-
 def test_the_remedy_names_all_of_both(install: Callable[..., None]) -> None:
     install('mmengine', 'onedl-mmengine', 'mmcv', 'mmcv-lite', 'onedl-mmsegmentation')
     problem = distributions.overlaid()
@@ -45,15 +40,6 @@ def test_train_stops_with_it(install: Callable[..., None], tools: Callable) -> N
     install('mmengine', 'onedl-mmengine')
     printed = tools.error('train.py', ROOT / 'configs' / 'maskrcnn_vittt_demo.py')
     assert 'error: two distributions lie over one another: mmengine' in printed
-
-
-def test_the_report_ends_with_it(
-    install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(report, '_imported', lambda name: ('1.0', None))
-    install('mmengine', 'onedl-mmengine')
-    with pytest.raises(SystemExit, match='two distributions lie over one another: mmengine'):
-        report.main([])
 
 
 @pytest.mark.parametrize(

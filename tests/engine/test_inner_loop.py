@@ -105,8 +105,3 @@ def test_a_layer_is_warned_about_once() -> None:
         hook._warn(layer, {**healthy, **values})
         texts.append(sorted(kind for _, kind in hook._warned - hook_warned))
     assert texts == [[], ['off'], [], ['far'], ['rises']]
-
-
-def test_bad_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match='interval'):
-        InnerLoopHook(interval=0)

@@ -136,5 +136,5 @@ def test_weights_are_loaded_once(tmp_path: Path) -> None:
     # As a pure-Python config is dumped; by mmengine's own loading nothing would match in silence.
     model.init_cfg = dict(init, type='mmengine.model.weight_init.PretrainedInit', prefix='no.')
     model._is_init = False
-    with pytest.raises(CheckpointMismatchError, match=r'no\.'):
+    with pytest.raises(CheckpointMismatchError):
         model.init_weights()

@@ -15,7 +15,6 @@ from mmengine.fileio import LocalBackend
 from mmvttt.checkpoints import atomic_write
 from mmvttt.checkpoints.atomic_write import replacing, write_whole
 from mmvttt.errors import DataError, ResumeError, UsageError
-from mmvttt.openmmlab import registry as registries
 from mmvttt.openmmlab.apis import train
 from mmvttt.outputs import check_new_file
 
@@ -139,18 +138,6 @@ def test_warnings_of_a_training(run: Callable) -> None:
     (warning,) = [text for text in texts if text and not text.startswith(WARNINGS)]
     assert 'checkpoints of an earlier training (epoch_1.pth)' in warning
     assert '--resume' in warning
-
-
-def test_no_registry_asks_to_install_mmvttt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """mmengine does, of a registry without modules to import."""
-    texts: list[str] = []
-    monkeypatch.setattr('mmengine.logging.print_log', lambda text, *_, **__: texts.append(text))
-    for registry in vars(registries).values():
-        if isinstance(registry, registries.OwnRegistry):
-            monkeypatch.setattr(registry, '_imported', False)
-            registry.import_from_location()
-            assert registry.get('NoSuchType') is None
-    assert not [text for text in texts if 'install' in text]
 
 
 @pytest.mark.parametrize(('free', 'kind'), [(1, RuntimeError), (0, OSError)])

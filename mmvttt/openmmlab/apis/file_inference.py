@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -47,7 +48,10 @@ class FileModel(BaseModel):
     def forward(self, inputs: Tensor, data_samples: Sequence[Any], mode: str = 'predict') -> Any:
         """Predictions for prepared images."""
         if not self.boxes and not hasattr(self.model, 'decode_head'):
-            return self.model.head._get_predictions(self.file(inputs)[0], data_samples)
+            head = copy.copy(self.model.head)
+            # Its scores are the file's.
+            head.forward = lambda scores: scores
+            return head.predict(self.file(inputs)[0], data_samples)
         predict = _detections if self.boxes else _segments
         return [
             predict(self.model, self.file(self._fitted(image, sample)), sample)

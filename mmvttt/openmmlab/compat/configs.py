@@ -136,3 +136,10 @@ def resolve_own_configs() -> str | None:
 
     replace(Config, '_get_cfg_path', staticmethod(get_cfg_path))
     return None
+
+
+def silence_file_client() -> None:
+    """Keeps mmengine from warning of its own use of its old FileClient."""
+    from mmengine.fileio import file_client
+
+    replace(file_client, 'print_log', lambda *_, **__: None)

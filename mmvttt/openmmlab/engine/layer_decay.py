@@ -10,8 +10,6 @@ from typing import Any
 
 from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from mmvttt.arguments import check_config, check_number
@@ -195,13 +193,10 @@ def _named_by(model: nn.Module, method: str) -> set[str]:
 
 def _table(groups: list[dict]) -> str:
     """Table of an optimizer's rates and weight decays by layer."""
-    table = Table('layer', 'lr', 'weight decay', 'tensors', 'parameters')
+    rows = ['layer        lr  weight decay  tensors   parameters']
     for group in groups:
         layer = 'other' if group['layer'] is None else str(group['layer'])
-        counts = len(group['params']), sum(p.numel() for p in group['params'])
-        numbers = f'{group["lr"]:.3g}', f'{group["weight_decay"]:.3g}'
-        table.add_row(layer, *numbers, *(f'{count:,}' for count in counts))
-    console = Console(width=80)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get()
+        count = sum(p.numel() for p in group['params'])
+        rate = f'{group["lr"]:9.3g} {group["weight_decay"]:13.3g}'
+        rows.append(f'{layer:5} {rate} {len(group["params"]):8} {count:12,}')
+    return '\n'.join(rows)

@@ -68,7 +68,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
         ResumeError: The config has `resume`, but there is no good checkpoint.
     """
     sets = datasets_of(cfg)
-    require_same_training(cfg, [data for data in sets if data.split != 'test'])
+    require_same_training(cfg)
     lock = RunLock(cfg.work_dir)
     try:
         checkpoint = choose_checkpoint(cfg)

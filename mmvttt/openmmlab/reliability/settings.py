@@ -10,7 +10,7 @@ import hashlib
 import os
 import platform
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -22,9 +22,6 @@ from mmengine.device import get_device
 from mmengine.dist import all_gather_object, get_rank, get_world_size, init_dist, is_distributed
 
 from mmvttt.errors import UsageError
-
-from .data.contents import file_digest
-from .data.dataset_config import DatasetConfig
 
 # Keys whose values are paths, which may differ between nodes.
 _PLACES = frozenset(
@@ -100,7 +97,7 @@ def differences(before: Any, now: Mapping[str, str]) -> tuple[list[str], list[st
     )
 
 
-def require_same_training(cfg: Config, sets: Iterable[DatasetConfig]) -> None:
+def require_same_training(cfg: Config) -> None:
     """Initialises a distributed training, and checks that all processes run the same one.
 
     Else a UsageError on all ranks names the first difference, and the node that has it.
@@ -113,7 +110,6 @@ def require_same_training(cfg: Config, sets: Iterable[DatasetConfig]) -> None:
     require_same(
         {
             **dict(flatten(cfg)),
-            **dict(pair for data in sets for pair in _annotations(data)),
             **dict(_sources(imported)),
             **dict(_versions()),
             'the device': get_device(),
@@ -136,13 +132,6 @@ def require_same(facts: Mapping[str, str]) -> None:
                     f'the nodes do not run the same training: {name} is {a} on {first}, and {b} on '
                     f'{other}; start all nodes with the same config, arguments, data and versions'
                 )
-
-
-def _annotations(data: DatasetConfig) -> Iterator[tuple[str, str]]:
-    path = '' if data.metric else data.paths.get('ann_file', '')
-    if os.path.isfile(path):
-        text = f'{os.path.getsize(path)} bytes ({file_digest(path)})'
-        yield f'the content of {data.key}.ann_file', text
 
 
 def _sources(imported: str | Sequence[str]) -> Iterator[tuple[str, str]]:
