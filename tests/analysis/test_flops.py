@@ -11,6 +11,8 @@ from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.models import DenseForward, find_model
 from mmvttt.openmmlab.config import find_config
 
+from .test_complexity import Prefixed
+
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 
 
@@ -117,15 +119,4 @@ def test_parts_without_a_forward_pass_are_refused() -> None:
 
 def test_a_view_of_a_parameter_may_be_a_module_s_input() -> None:
     """As the queries of mmdet's Deformable DETR are: torch watches inputs that want gradients."""
-
-    class Network(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.queries = nn.Parameter(torch.zeros(5, 16))
-            self.linear = nn.Linear(8, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            query, _ = torch.split(self.queries, 8, dim=1)
-            return self.linear(query)
-
-    assert count_cost(Network(), (32, 32)).total_macs == 5 * 8 * 3
+    assert count_cost(Prefixed(), (32, 32)).total_macs == 5 * 8 * 8

@@ -3,13 +3,18 @@
 `<!-- run -->` before a block runs it: Python alone, in a process that has imported nothing of ours,
 a console block line by line. `<!-- run: more -->` continues the block above.
 `<!-- run: file NAME -->` writes the block to a file for the blocks after it, and
-`<!-- run: with PACKAGE -->` runs it where the package is installed.
+`<!-- run: with PACKAGE -->` runs it where the package is installed. All other blocks need data,
+weights or a GPU, or show an output: of these, imports are made and command lines parsed.
 """
 
+import argparse
+import ast
 import json
 import os
 import pkgutil
 import re
+import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,9 +23,18 @@ from pathlib import Path
 
 import pytest
 
+from mmvttt import cli
+from mmvttt.__main__ import tools
+from mmvttt.cli import tool_name
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 BLOCK = re.compile(r'<!-- run(?:: (file|with|more)(?: (\S+))?)? -->\n```(\w+)\n(.*?)```', re.DOTALL)
+# Without a marker; and the command lines in them, but for schemes of one.
+OTHERS = re.compile(r'```(python|console)\n(.*?)```', re.DOTALL)
+COMMAND = re.compile(
+    r'(?:^|\s)(?:mmvttt|python tools/)\s*(\w+)(?:\.py)? ([^…$|>&\n]+)$', re.MULTILINE
+)
 LINK = re.compile(r'\]\(([^)#]+)\)')
 CODE = re.compile(r'```.*?```', re.DOTALL)
 
@@ -109,6 +123,36 @@ def test_examples_run(page: Path, tmp_path: Path, python: Callable) -> None:
             (tmp_path / what).write_text(blocks[0])
     if missing:
         pytest.skip(f'all else ran; not installed: {", ".join(missing)}')
+
+
+class Parsed(Exception):
+    """Ends a tool after its arguments."""
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda p: p.stem)
+def test_all_other_examples_name_what_exists(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parse, paths = argparse.ArgumentParser.parse_intermixed_args, tools()
+
+    def only_parse(parser: argparse.ArgumentParser) -> None:
+        parse(parser)
+        raise Parsed
+
+    for name in ('parse_args', 'parse_intermixed_args'):
+        monkeypatch.setattr(argparse.ArgumentParser, name, only_parse)
+    monkeypatch.setattr(cli, 'usable_device', str)
+    for language, code in OTHERS.findall(BLOCK.sub('', page.read_text())):
+        if language == 'python':
+            ours = (
+                n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Import | ast.ImportFrom)
+            )
+            lines = [
+                line for line in map(ast.unparse, ours) if re.search('mmvttt|ttt_kernels', line)
+            ]
+            exec('\n'.join(lines), {})
+        for name, arguments in COMMAND.findall(code.replace('\\\n', ' ')):
+            monkeypatch.setattr('sys.argv', [name, *shlex.split(arguments, comments=True)])
+            with pytest.raises(Parsed):
+                runpy.run_path(str(paths[tool_name(name)]), run_name='__main__')
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda p: p.stem)

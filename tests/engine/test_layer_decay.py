@@ -7,6 +7,7 @@ import torch
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 
+from mmvttt.errors import OptionError
 from mmvttt.models.layers import TTTMixer
 from mmvttt.openmmlab.engine import LayerDecayOptimWrapperConstructor
 
@@ -141,31 +142,24 @@ def test_frozen_and_shared_parameters() -> None:
     assert got['head.weight'] == (LR, DECAY)
 
 
-def test_backbone_without_depth_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r'get_layer_depth.*backbone \(Linear\) does not have'):
-        settings(Detector(nn.Linear(4, 4)))
-    with pytest.raises(ValueError, match='Linear does not have'):
-        settings(nn.Linear(4, 4))
-
-
 @pytest.mark.parametrize(
-    ('given', 'message'),
+    'given',
     [
-        *(
-            (dict(layer_decay_rate=rate), rf'layer_decay_rate is {rate}; it must be in \(0, 1\]')
-            for rate in (None, 0, 1.5)
-        ),
-        (dict(num_layers=12), r"unknown keys \['num_layers'\]; allowed: layer_decay"),
-        (dict(custom_keys=3), r'custom_keys.*dict'),
-        (dict(custom_keys=dict(gamma=3)), r'custom_keys.*dict'),
-        (dict(custom_keys=dict(hed=dict(lr_mult=0))), "'hed', which is part of no parameter"),
-        (dict(norm_decay_mult=math.nan), r'norm_decay_mult.*finite number'),
-        (dict(new_lr_mult=0), 'new_lr_mult=0'),
-        (dict(new_lr_mult=20), r'new_lr_mult=20 .*names none'),
-        (dict(optim=dict(optimizer=dict(type='AdamW'))), r'optimizer\.lr is missing'),
-        (dict(optim=dict(optimizer=dict(lr=LR))), r'optimizer\.weight_decay is missing'),
+        *(dict(layer_decay_rate=rate) for rate in (None, 0, 1.5)),
+        dict(num_layers=12),
+        *(dict(custom_keys=keys) for keys in (3, dict(gamma=3), dict(hed=dict(lr_mult=0)))),
+        dict(norm_decay_mult=math.nan),
+        *(dict(new_lr_mult=factor) for factor in (0, 20)),
+        *(dict(optim=dict(optimizer=options)) for options in (dict(type='AdamW'), dict(lr=LR))),
     ],
+    ids=str,
 )
-def test_wrong_settings_are_named(given: dict, message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
+def test_wrong_settings(given: dict) -> None:
+    with pytest.raises(OptionError):
         settings(Detector(Plain()), **given)
+
+
+def test_a_backbone_without_depth() -> None:
+    for model in (Detector(nn.Linear(4, 4)), nn.Linear(4, 4)):
+        with pytest.raises(OptionError):
+            settings(model)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from timm.scheduler import CosineLRScheduler
 
+from mmvttt.errors import OptionError
 from mmvttt.openmmlab.engine import WarmupCosineLR
 from mmvttt.openmmlab.registry import PARAM_SCHEDULERS
 
@@ -48,13 +49,8 @@ def test_it_is_timms_schedule(epochs: int, length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ('options', 'words'),
-    [
-        (dict(end=10, warmup_ratio=1.5), r'warmup_ratio=1\.5: choose a fraction'),
-        (dict(end=10, start_factor='a'), "start_factor='a'"),
-        (dict(), 'needs the end of the run'),
-    ],
+    'options', [dict(end=10, warmup_ratio=1.5), dict(end=10, start_factor='a'), {}], ids=str
 )
-def test_mistakes(options: dict, words: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=words):
+def test_mistakes(options: dict) -> None:
+    with pytest.raises(OptionError):
         WarmupCosineLR(optimizer(1.0), **options)

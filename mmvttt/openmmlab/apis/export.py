@@ -34,7 +34,7 @@ class Part(nn.Module):
     The work of a detector's heads depends on the image. `prefixes` are those of its tensors' names.
     """
 
-    def __init__(self, model: nn.Module, head: str | None = None) -> None:
+    def __init__(self, model: Any, head: str | None = None) -> None:
         super().__init__()
         self.model = model
         self.head = head
@@ -64,7 +64,7 @@ def predictor(model: nn.Module) -> nn.Module:
     return part.eval()
 
 
-def exportable(model: nn.Module) -> nn.Module:
+def exportable(model: Any) -> nn.Module:
     """The part of a model that is a function of the image alone, in evaluation mode.
 
     A classifier and a segmentor up to their logits, a detector's backbone and neck; a backbone and
@@ -158,16 +158,16 @@ def _match(expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[str, 
     if total == 0:
         return 'no boxes to compare; --images gives photographs that have some', 0.0, True
     apart = (dets[:, None, :4] - dets2[:, :4]).abs().amax(-1)
-    score = (dets[:, None, 4] - dets2[:, 4]).abs()
-    same = (labels[:, None] == labels2) & (apart < _PIXELS) & (score < _SCORE)
-    cost = torch.where(same, apart + score, torch.inf)
+    scores = (dets[:, None, 4] - dets2[:, 4]).abs()
+    same = (labels[:, None] == labels2) & (apart < _PIXELS) & (scores < _SCORE)
+    cost = torch.where(same, apart + scores, torch.inf)
     pairs = []
     while cost.numel() and cost.min() < torch.inf:
         i, j = divmod(int(cost.argmin()), cost.shape[1])
         pairs.append((i, j))
         cost[i], cost[:, j] = torch.inf, torch.inf
     left, right = torch.tensor(pairs, dtype=torch.long).view(-1, 2).T
-    pixels, score = (float(x[left, right].max()) if pairs else 0.0 for x in (apart, score))
+    pixels, score = (float(x[left, right].max()) if pairs else 0.0 for x in (apart, scores))
     text = (
         f'{len(pairs)} of {total} boxes are the same within {_PIXELS} pixels, by {pixels:.1e} '
         f'pixels and {score:.1e} in score'

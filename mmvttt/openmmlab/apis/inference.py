@@ -109,7 +109,7 @@ class Predictor:
     """
 
     def __init__(
-        self, model: nn.Module, scope: str, pipeline: Sequence[Mapping], dataset_meta: Mapping
+        self, model: Any, scope: str, pipeline: Sequence[Mapping], dataset_meta: Mapping
     ) -> None:
         self.model, self.scope = model, scope
         head = getattr(model, 'decode_head', None)
@@ -136,7 +136,10 @@ class Predictor:
         )
 
     def predict(
-        self, images: Photo | Sequence[Photo], score_thr: float = 0.5, tiles: int | None = None
+        self,
+        images: Photo | list[Photo] | tuple[Photo, ...],
+        score_thr: float = 0.5,
+        tiles: int | None = None,
     ) -> Any:
         """Returns a `Prediction` for an image, or a list of them for a list.
 

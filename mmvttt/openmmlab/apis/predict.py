@@ -32,7 +32,7 @@ def find_images(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
         ImageError: A file is not an image that can be read.
     """
     files: list[Path] = []
-    for given in map(os.fspath, paths):
+    for given in (os.fspath(path) for path in paths):
         matches = [given]
         if os.path.isdir(given):
             matches = glob.glob(os.path.join(glob.escape(given), '*'))
