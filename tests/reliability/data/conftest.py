@@ -1,22 +1,29 @@
-"""Small sets without a fault, which a test may damage and must put right again if it is shared."""
+"""Small sets without a fault, which a test may damage."""
 
 from pathlib import Path
 
 import pytest
 
-from .sets import make_coco, make_labels
+from .sets import KINDS
 
 
-@pytest.fixture(scope='module')
-def boxes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip('mmdet')
-    root = tmp_path_factory.mktemp('boxes') / 'set'
-    make_coco(root)
-    return root
+def made(kind: str, folder: Path) -> Path:
+    toolbox, make, _ = KINDS[kind]
+    pytest.importorskip(toolbox)
+    make(folder / kind)
+    return folder / kind
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Path:
+    return made('boxes', tmp_path)
 
 
 @pytest.fixture
 def labels(tmp_path: Path) -> Path:
-    pytest.importorskip('mmseg')
-    make_labels(tmp_path / 'set')
-    return tmp_path / 'set'
+    return made('labels', tmp_path)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    return made('folders', tmp_path)

@@ -113,3 +113,11 @@ def make_folders(root: Path, names: tuple[str, ...] = ('ash', 'elm', 'oak')) -> 
 
 def folder_dataset(root: Path, **changes: object) -> dict:
     return {**dict(type='CustomDataset', data_prefix=str(root), pipeline=[]), **changes}
+
+
+# The toolbox of each kind of set, what makes one, and its config.
+KINDS = dict(
+    boxes=('mmdet', make_coco, coco_dataset),
+    labels=('mmseg', make_labels, label_dataset),
+    folders=('mmpretrain', make_folders, folder_dataset),
+)

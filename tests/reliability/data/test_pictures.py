@@ -1,4 +1,4 @@
-"""Image files, label maps and class folders: damaged ones are found, odd ones are read rightly."""
+"""Image files and label maps of all formats, whole and damaged, as the toolboxes read them."""
 
 import io
 import shutil
@@ -15,6 +15,7 @@ from mmvttt.errors import DataError
 from mmvttt.openmmlab.reliability import SeededDataset
 from mmvttt.openmmlab.reliability.data.annotations import check_annotations, check_data
 from mmvttt.openmmlab.reliability.data.findings import Findings
+from mmvttt.openmmlab.reliability.data.images import read_image
 from mmvttt.openmmlab.reliability.data.labels import _label
 
 from ...bad_input.cases import refused, run_cases
@@ -42,8 +43,6 @@ def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
     return buffer.getvalue()
 
 
-# ------------------------------------------------------------------------------------------ images
-
 FORMATS: dict[str, Callable[[], bytes]] = {
     'JPEG': lambda: encoded(picture(0), 'JPEG', quality=90),
     'progressive JPEG': lambda: encoded(picture(0), 'JPEG', progressive=True),
@@ -69,17 +68,6 @@ def test_odd_formats_are_read_as_colours(boxes: Path, kind: str) -> None:
     assert tuple(load(boxes)['inputs'].shape) == (3, *SIZE)
 
 
-def test_16_bit_images_that_a_model_gets_dark(boxes: Path) -> None:
-    """12 of 16 bits reach it as 0 to 15; a training says so too."""
-    Image.fromarray(np.full(SIZE, 4095, np.uint16)).save(boxes / 'images/0.jpg', 'PNG')
-    for thorough in (True, False):
-        (warning,) = only(config(coco_dataset(boxes)), thorough=thorough).warnings
-        assert '15 of 255' in warning
-    Image.fromarray(np.ones(SIZE, np.float32)).save(boxes / 'images/0.jpg', 'TIFF')
-    assert 'floating-point' in only(config(coco_dataset(boxes))).errors[0]
-    picture(0).save(boxes / 'images/0.jpg')
-
-
 def test_damaged_images(boxes: Path) -> None:
     """Cut off anywhere, empty, or something else: found in every format."""
 
@@ -94,15 +82,6 @@ def test_damaged_images(boxes: Path) -> None:
         )
 
     run_cases(st.tuples(st.sampled_from(sorted(FORMATS)), st.floats(0, 0.97)), check, 40)
-    for content, kind in ((b'no picture', 'not images'), (b'', 'empty images')):
-        (boxes / 'images/1.jpg').write_bytes(content)
-        assert any(kind in e for e in only(config(coco_dataset(boxes))).errors)
-    (boxes / 'images/1.jpg').unlink()
-    cfg = config(coco_dataset(boxes))
-    assert any('do not exist' in e for e in only(cfg).errors)
-    # Before a training, a few of the files are looked for.
-    refused(lambda: check_data(cfg), '1 of 4 images', 'data_prefix', kind=DataError)
-    picture(1).save(boxes / 'images/1.jpg')
 
 
 @pytest.mark.parametrize('as_stored', [True, False])
@@ -137,26 +116,6 @@ def test_exif_turns_images(
     else:
         assert wrong == messages == []
         assert tuple(load(boxes)['inputs'].shape) == (3, height, width)
-    picture(0).save(boxes / 'images/0.jpg')
-    write(boxes, coco())
-
-
-# -------------------------------------------------------------------------------------- label maps
-
-
-def test_label_maps_without_fault(labels: Path) -> None:
-    """A palette and single bits are fine too."""
-    pixels = np.resize(np.array([0, 1, 2], np.uint8), SIZE)
-    image = Image.fromarray(pixels)
-    image.putpalette(list(range(256)) * 3)
-    image.save(labels / 'ann/1.png')
-    Image.fromarray(pixels > 1).save(labels / 'ann/2.png')
-    cfg = config(label_dataset(labels), 'mmseg')
-    report = only(cfg)
-    assert not report.errors + report.warnings
-    check_data(cfg)
-    (labels / 'a.txt').write_text('0\n2\n')
-    assert not only(config(label_dataset(labels, ann_file='a.txt'), 'mmseg')).errors
 
 
 def test_wrong_numbers_in_label_maps(labels: Path) -> None:
@@ -194,89 +153,9 @@ def test_wrong_numbers_in_label_maps(labels: Path) -> None:
     run_cases(values, check, 30)
 
 
-MAPS: dict[str, tuple[Callable[[Path], object], str]] = {
-    'missing': (lambda p: p.unlink(), 'do not exist'),
-    'text': (lambda p: p.write_text('labels'), 'not label maps'),
-    'colours': (lambda p: picture(0).save(p), 'several channels'),
-    '16 bits': (
-        lambda p: Image.fromarray(np.full(SIZE, 300, np.uint16)).save(p),
-        'numbers above 255',
-    ),
-    'other size': (
-        lambda p: Image.fromarray(np.zeros((24, 32), np.uint8)).save(p),
-        'another size',
-    ),
-    'truncated': (lambda p: p.write_bytes(p.read_bytes()[:-40]), 'truncated'),
-}
-
-
-@pytest.mark.parametrize('name', MAPS)
-def test_damaged_label_maps(labels: Path, name: str) -> None:
-    damage, kind = MAPS[name]
-    damage(labels / 'ann/1.png')
-    errors = only(config(label_dataset(labels), 'mmseg')).errors
-    assert [e for e in errors if kind in e and '1.png' in e], errors
-
-
-def test_maps_that_a_user_s_transform_translates(labels: Path) -> None:
-    picture(0).save(labels / 'ann/1.png')
-    dataset = label_dataset(labels)
-    dataset['pipeline'].insert(2, dict(type='ColoursToLabels'))
-    head = dict(num_classes=3, ignore_index=0)
-    check_data(config(dataset, 'mmseg', model=dict(decode_head=head)))
-
-
-def test_no_images_for_the_suffix(labels: Path) -> None:
-    cfg = config(label_dataset(labels, img_suffix='.tif'), 'mmseg')
-    refused(lambda: check_data(cfg), '*.tif', 'img_suffix', kind=DataError)
-
-
-def test_classes_without_a_pixel_and_classes_that_cannot_be(labels: Path) -> None:
-    classes = ('sky', 'road', 'tree', 'car')
-    report = only(config(label_dataset(labels, metainfo=dict(classes=classes)), 'mmseg'))
-    assert report.warnings == ["1 × classes without a pixel: 'car' (3)"]
-    other = label_dataset(labels, type='ADE20KDataset', metainfo=dict(classes=('no class',)))
-    refused(lambda: check_data(config(other, 'mmseg')), 'cannot be built', kind=DataError)
-
-
-# ----------------------------------------------------------------------------------- class folders
-
-
-@pytest.fixture
-def folders(tmp_path: Path) -> Path:
-    pytest.importorskip('mmpretrain')
-    make_folders(tmp_path / 'train')
-    return tmp_path / 'train'
-
-
-def pretrain(root: Path, classes: int = 3, **changes: object) -> object:
-    model = dict(head=dict(num_classes=classes))
-    return config(folder_dataset(root, **changes), 'mmpretrain', model=model)
-
-
-def test_damaged_folders(folders: Path) -> None:
-    report = only(pretrain(folders))
-    assert not report.errors + report.warnings
-    assert report.classes == ('ash', 'elm', 'oak')
-    assert report.summary.startswith('3 images in')
-    check_data(pretrain(folders))
-    refused(lambda: check_data(pretrain(folders, 2)), '3 folders', '2 classes', kind=DataError)
-    (folders / 'elm/a.jpg').write_text('no image')
-    assert any('not images' in e for e in only(pretrain(folders)).errors)
-    for name in ('ash', 'elm', 'oak'):
-        (folders / name / 'a.jpg').unlink()
-    assert 'Found 0 files' in only(pretrain(folders)).errors[0]
-    for name in ('ash', 'elm', 'oak'):
-        (folders / name).rmdir()
-    refused(lambda: check_data(pretrain(folders)), 'has no folders', kind=DataError)
-    # The folder of a split that the class itself adds.
-    other = dict(type='ImageNet', data_root=str(folders), data_prefix='', split='val')
-    refused(lambda: check_data(pretrain(folders, **other)), 'is not a folder', kind=DataError)
-
-
 def test_folders_of_validation_must_be_those_of_training(folders: Path, tmp_path: Path) -> None:
     """mmpretrain numbers the folders of each by themselves."""
-    cfg = pretrain(folders, 4)
+    cfg = config(folder_dataset(folders), 'mmpretrain', model=dict(head=dict(num_classes=4)))
     cfg.val_dataloader = dict(dataset=folder_dataset(tmp_path / 'val'))
     for names in ('ash', 'elm', 'oak'), ('ash', 'oak'), ('ash', 'elm', 'oak', 'yew'):
         shutil.rmtree(tmp_path / 'val', ignore_errors=True)
@@ -287,30 +166,10 @@ def test_folders_of_validation_must_be_those_of_training(folders: Path, tmp_path
             refused(lambda: check_data(cfg), 'the same classes', kind=DataError)
 
 
-@pytest.mark.parametrize(
-    ('line', 'error'),
-    [
-        ('oak/a.jpg 2', None),
-        ('oak/a.jpg 3', 'outside the 3 classes'),
-        ('oak/a.jpg -1', 'outside the 3 classes'),
-        ('oak/b.jpg 1', 'do not exist'),
-        ('oak/a.jpg', 'a list needs a file and the number'),
-        ('a b', 'a list needs a file and the number'),
-    ],
-)
-def test_lists_of_files(folders: Path, line: str, error: str | None) -> None:
-    """A line is a file and a number of a class."""
-    (folders.parent / 'list.txt').write_text(f'ash/a.jpg 0\n{line}\n')
-    errors = only(pretrain(folders, ann_file=str(folders.parent / 'list.txt'))).errors
-    assert not errors if error is None else error in errors[0]
-
-
-def test_folders_of_other_classes_and_crops_of_photographs(tmp_path: Path) -> None:
-    make_folders(tmp_path)
-    named = folder_dataset(tmp_path, metainfo=dict(classes=['ash', 'elm']))
-    message, *_ = only(config(named, 'mmpretrain')).errors
-    assert '3 folders, and CustomDataset 2 classes' in message
-    crop = dict(type='RandomCrop', crop_size=8, padding=1)
-    for before, errors in (([], 1), ([dict(type='ResizeEdge', scale=8)], 0)):
-        cut = folder_dataset(tmp_path, pipeline=[*before, crop])
-        assert len(only(config(cut, 'mmpretrain')).errors) == errors
+def test_a_large_picture_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / 'tile.png')
+    picture(0).save(path)
+    # As an aerial image of 190 million pixels.
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
+    facts = read_image(path)
+    assert (facts.problem, facts.size) == (None, None)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,10 +18,6 @@ from .images import check_images, real_paths
 # A larger file is not parsed before a training: 20 MB take a second, COCO's train2017 twenty.
 LARGEST = 20 * 2**20
 _SHOWN = 8
-_WRITTEN = 'boxes that are {} according to their mask or area, instead of (x, y, width, height)'
-# Reasons why a box is not learned that are faults of the file.
-_THIN, _OUTSIDE = 'without area', 'outside their image'
-_EMPTY = 'with a mask of fewer than three points'
 
 Sizes = Mapping[Any, tuple[int, int]]
 
@@ -37,20 +31,30 @@ def _is_box(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 4 and all(map(_is_number, value))
 
 
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, dict | None) or (
+        isinstance(value, list)
+        and all(isinstance(polygon, list) and all(map(_is_number, polygon)) for polygon in value)
+    )
+
+
 # Allowed values in words, and a check.
 _ID = 'a number or a text', lambda value: type(value) in (int, float, str)
 _TEXT = 'a text', lambda value: isinstance(value, str) and '\0' not in value
 _SIDE = 'an integer above 0', lambda x: _is_number(x) and x > 0 and x == int(x)
 # mmdet only checks that it is above 0.
 _AREA = 'a number', lambda value: type(value) in (int, float)
-# The lists of a file, and the required keys of their entries.
+_FLAG = '0 or 1', lambda value: value in (None, 0, 1)
+_MASK = 'RLE or polygons of numbers', _is_mask
+# The lists of a file, and the allowed values of their entries' keys.
 _ENTRIES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
     'images': dict(id=_ID, file_name=_TEXT, height=_SIDE, width=_SIDE),
     'annotations': dict(
-        id=_ID, image_id=_ID, category_id=_ID, bbox=('four numbers', _is_box), area=_AREA
+        id=_ID, image_id=_ID, category_id=_ID, bbox=('four numbers', _is_box), area=_AREA,
+        iscrowd=_FLAG, ignore=_FLAG, segmentation=_MASK,
     ),
     'categories': dict(id=_ID, name=_TEXT),
-}
+}  # fmt: skip
 
 
 def check_coco(
@@ -85,30 +89,39 @@ def check_coco(
     sizes = {image['id']: (image['height'], image['width']) for image in images}
     names = {category['id']: category['name'] for category in categories}
     listed = _in_the_lists(annotations, names, sizes, findings)
-    if masks and annotations and not any(ann.get('segmentation') for ann in annotations):
-        findings.error(
-            f'no annotation of {path} has a mask, and the config loads masks: to train boxes '
-            'alone, inherit a config of boxes such as fasterrcnn_vittt_s_1x.py (docs/own_data.md, '
-            '"Boxes alone")'
-        )
     sides = [max(ann['bbox']) for ann in annotations]
     if sides and 0 < max(sides) <= 1:
         findings.error(
             'all boxes lie between 0 and 1: they are fractions of the picture, and COCO has '
             'pixels; multiply x and width by its width, y and height by its height'
         )
-    for ann in listed:
-        _check_values(ann, sizes[ann['image_id']], masks, findings, scope.thorough)
-    if not findings.errors:
-        _check_learned(dataset, listed, names, images, masks, needs_boxes, findings, scope)
-        learned = findings.learned
-        if not any(learned.values()):
-            (findings.error if needs_boxes else findings.warn)(
-                f'{path} has no box to learn or to find: every annotation is of another category, '
-                'a crowd, without area, outside its image, without a polygon of three points, or '
-                'in a picture that filter_cfg drops'
+    whys = [_why_not_learned(ann, sizes[ann['image_id']], masks) for ann in listed]
+    for ann, why in zip(listed, whys, strict=True) if masks else ():
+        mask, size = ann.get('segmentation'), sizes[ann['image_id']]
+        if not mask and why in (None, 'crowds'):
+            findings.error(
+                'boxes without a mask, although masks are loaded: to train boxes alone, inherit a '
+                'config of boxes such as fasterrcnn_vittt_s_1x.py',
+                f'annotation {ann["id"]}',
             )
-        many = [number for number in learned.values() if most and number > most[1]]
+        elif scope.thorough and isinstance(mask, dict) and _runs(mask, size) is None:
+            findings.error('masks (RLE) that do not fill their image', f'annotation {ann["id"]}')
+    if not findings.errors:
+        try:
+            learned = _learned(dataset, masks)
+        except Exception as error:
+            # A toolbox may raise any type of error.
+            findings.error(f'the data set cannot be loaded ({type(error).__name__}: {error})')
+            return
+        pairs = zip(listed, whys, strict=True)
+        _account(pairs, names, classes, learned, needs_boxes, findings)
+        left_out = {ann['image_id'] for ann in listed if names[ann['category_id']] in classes}
+        if dataset._indices is None and (left_out := left_out - {*learned}):
+            findings.warn(
+                f'{len(left_out)} of {len(images)} pictures are left out with their boxes, by '
+                f'filter_cfg={getattr(dataset, "filter_cfg", None)}'
+            )
+        many = [len(labels) for labels in learned.values() if most and len(labels) > most[1]]
         if most and many:
             findings.warn(
                 f'{len(many)} pictures have more objects, up to {max(many)}, than the model '
@@ -118,63 +131,53 @@ def check_coco(
             if not learned.get(image['id']):
                 findings.warn('images without a box', image['file_name'])
     _check_repeated(annotations, findings)
-    _check_readings(listed, sizes, scope.thorough, findings)
+    _check_conventions(listed, sizes, scope.thorough, findings)
     folder = dataset.data_prefix.get('img') or ''
     files = [(os.path.join(folder, i['file_name']), sizes[i['id']]) for i in images]
     findings.files = real_paths((file for file, _ in files), scope)
     check_images(files, findings, scope)
 
 
-def _check_learned(
-    dataset: Any,
-    listed: Sequence[dict],
+def _learned(dataset: Any, masks: bool) -> dict[Any, list[int]]:
+    """Loads a data set; the labels that are learned in each picture that its filters leave."""
+    dataset.serialize_data = False
+    with redirect_stdout(StringIO()):
+        dataset.full_init()
+    return {
+        info['img_id']: [i['bbox_label'] for i in info['instances'] if _is_learned(i, masks)]
+        for info in dataset.data_list
+    }
+
+
+def _account(
+    annotations: Iterable[tuple[dict, str | None]],
     names: Mapping[Any, str],
-    images: Sequence[dict],
-    masks: bool,
+    classes: Sequence[str],
+    learned: Mapping[Any, Sequence[int]],
     needs_boxes: bool,
     findings: Findings,
-    scope: Scope,
 ) -> None:
-    """The account: what the data set, loaded and filtered, leaves of each class, and why."""
-    dataset.serialize_data = False
-    try:
-        with redirect_stdout(StringIO()):
-            dataset.full_init()
-    except Exception as error:
-        # A toolbox may raise any type of error.
-        findings.error(f'the data set cannot be loaded ({type(error).__name__}: {error})')
-        return
-    classes = findings.classes or ()
-    learned: Counter[str] = Counter()
-    for info in dataset.data_list:
-        labels = [i['bbox_label'] for i in info['instances'] if _is_learned(i, masks)]
-        learned.update(classes[label] for label in labels)
-        findings.learned[info['img_id']] = len(labels)
-    small = (getattr(dataset, 'filter_cfg', None) or {}).get('min_size', 0)
-    if not dataset.test_mode:
-        dropped = sum(min(i['height'], i['width']) < small for i in images)
-        if dropped:
-            findings.warn(
-                f'{dropped} of {len(images)} pictures are too small: a side is below '
-                f'filter_cfg.min_size={small}, so they are dropped'
-            )
-    reasons: dict[str, Counter[str]] = {name: Counter() for name in classes}
-    sizes = {image['id']: (image['height'], image['width']) for image in images}
-    for ann in listed:
-        if (name := names[ann['category_id']]) not in reasons:
-            continue
-        reason = why_not_learned(ann, sizes[ann['image_id']], masks)
-        if scope.thorough and reason in (_THIN, _OUTSIDE, _EMPTY):
-            findings.warn(f'boxes {reason}, which are not learned', _example(ann, 'bbox'))
-        if reason is None and ann['image_id'] not in findings.learned:
-            reason = 'in pictures that are left out'
-        reasons[name][reason or 'learned'] += 1
-    for name, counts in reasons.items():
-        others = ', '.join(f'{n} {reason}' for reason, n in counts.items() if reason != 'learned')
-        text = f'{name}: {counts.total()} listed, {learned[name]} learned'
+    """Reports what is listed and learned of each class, and why the rest, given with it, is not."""
+    matched = findings.classes or ()
+    counts = Counter(matched[label] for labels in learned.values() for label in labels)
+    reasons: dict[str, dict[str | None, list]] = {name: {} for name in classes}
+    for ann, why in annotations:
+        if (name := names[ann['category_id']]) in reasons:
+            if why is None and ann['image_id'] not in learned:
+                why = 'in pictures that are left out'
+            reasons[name].setdefault(why, []).append(ann['id'])
+    for name, ids in reasons.items():
+        total = sum(map(len, ids.values()))
+        ids.pop(None, None)
+        others = ', '.join(f'{len(i)} {why}: annotation {i[0]!r}' for why, i in ids.items())
+        text = f'{name}: {total} listed, {counts[name]} learned'
         findings.account.append(f'{text} ({others})' if others else text)
-        if needs_boxes and not learned[name] and any(learned.values()):
+        if needs_boxes and not counts[name] and counts:
             findings.warn('classes of which nothing is learned', f'{name!r} ({others or "none"})')
+    if not counts:
+        (findings.error if needs_boxes else findings.warn)(
+            f'there is no box to learn or to find: {"; ".join(findings.account)}'
+        )
 
 
 def _is_learned(instance: Mapping[str, Any], masks: bool) -> bool:
@@ -183,7 +186,7 @@ def _is_learned(instance: Mapping[str, Any], masks: bool) -> bool:
     return not (instance['ignore_flag'] or empty)
 
 
-def why_not_learned(ann: dict, size: tuple[int, int], masks: bool) -> str | None:
+def _why_not_learned(ann: dict, size: tuple[int, int], masks: bool) -> str | None:
     """Why mmdet does not train on a box in an image of (height, width), or None."""
     if ann.get('iscrowd'):
         return 'crowds'
@@ -191,12 +194,12 @@ def why_not_learned(ann: dict, size: tuple[int, int], masks: bool) -> str | None
         return 'marked ignore'
     x, y, width, height = ann['bbox']
     if ann['area'] <= 0 or width < 1 or height < 1:
-        return _THIN
+        return 'without area'
     if min(x + width, size[1]) <= max(x, 0) or min(y + height, size[0]) <= max(y, 0):
-        return _OUTSIDE
+        return 'outside their image'
     mask = ann.get('segmentation')
     if masks and isinstance(mask, list) and mask and not any(map(_is_polygon, mask)):
-        return _EMPTY
+        return 'with a mask of fewer than three points'
     return None
 
 
@@ -210,22 +213,21 @@ def _example(ann: dict, key: str) -> str:
 
 def _check_repeated(annotations: Sequence[dict], findings: Findings) -> None:
     """Reports objects that are listed twice, and an id that COCOeval takes for another meaning."""
-    again, groups = 0, defaultdict(list)
-    for ann in annotations:
-        if not ann.get('iscrowd'):
-            groups[ann['image_id'], ann['category_id']].append(ann['bbox'])
-    for boxes in groups.values():
-        boxes.sort()
-        for i, box in enumerate(boxes):
-            slack = min(1, 0.1 * min(box[2:]))
-            # As far as x differs by a pixel at most.
-            near = boxes[bisect_left(boxes, box[0] - 1, key=itemgetter(0)) : i]
-            again += any(not _far(box, other, slack) for other in near)
-    if again:
-        findings.warn(
-            f'{again} annotations have the image, category and box of another one (to a pixel): '
-            'each counts twice in the loss, and only one of them can be found'
-        )
+    from scipy.spatial import KDTree
+
+    objects = [ann for ann in annotations if not ann.get('iscrowd')]
+    kinds = [(ann['image_id'], ann['category_id']) for ann in objects]
+    numbers = {kind: 2.0 * number for number, kind in enumerate({*kinds})}
+    points = [[numbers[kind], *a['bbox']] for kind, a in zip(kinds, objects, strict=True)]
+    if len(points) > 1:
+        # Of other images and categories, points are 2 apart.
+        nearest = KDTree(points).query(points, k=2, p=np.inf)[0][:, 1]
+        again = nearest <= (0.1 * np.min(points, axis=1, where=[0, 0, 0, 1, 1], initial=10))
+        if again.any():
+            findings.warn(
+                f'{again.sum()} annotations have the image, category and box of another one (to a '
+                'pixel): each counts twice in the loss, and only one of them can be found'
+            )
     if any(ann['id'] == 0 for ann in annotations):
         findings.warn(
             'an annotation has the id 0, which COCOeval takes for "not matched": mmvttt counts '
@@ -255,7 +257,7 @@ def _read(path: str, findings: Findings, training: bool) -> dict[str, list] | No
 
 
 def _whole(content: dict[str, list], part: str, findings: Findings) -> list[dict]:
-    """The entries with all required keys; the others, and duplicates, are errors."""
+    """The entries whose values are allowed; the others, and duplicates, are errors."""
     whole = []
     for number, item in enumerate(content[part]):
         entry = item if isinstance(item, dict) else {}
@@ -289,11 +291,7 @@ def _check_categories(
         )
         return
     findings.classes = matched
-    absent = [name for name in classes if name not in names]
-    if absent:
-        findings.warn(f'classes of metainfo that are not categories of {path}: {_listed(absent)}')
-    dropped = [name for name in names if name not in classes]
-    if dropped:
+    if dropped := [name for name in names if name not in classes]:
         findings.warn(
             f'categories that are dropped, because they are no class of metainfo: '
             f'{_listed(dropped)}'
@@ -309,149 +307,110 @@ def _in_the_lists(
     annotations: Sequence[dict], categories: Collection, sizes: Sizes, findings: Findings
 ) -> list[dict]:
     """The annotations whose image and category are listed; mmdet drops the others."""
-    listed = []
-    parts = {'image_id': ('images', sizes), 'category_id': ('categories', categories)}
-    texts = {key: set(map(str, ids)) for key, (_, ids) in parts.items()}
-    for ann in annotations:
-        key = next((key for key, (_, ids) in parts.items() if ann[key] not in ids), None)
-        if key is None:
-            listed.append(ann)
-        elif str(ann[key]) in texts[key]:
-            is_text = isinstance(ann[key], str)
-            here, there = ('a text', 'numbers') if is_text else ('a number', 'texts')
-            text = f'annotations whose {key} is {here} but the ids of {parts[key][0]} are {there}'
-            findings.error(text, _example(ann, key))
-        else:
-            findings.warn(f'annotations whose {key} is not listed', _example(ann, key))
+    ids = {'image_id': sizes, 'category_id': categories}
+    faults = [next((k for k in ids if ann[k] not in ids[k]), None) for ann in annotations]
+    listed = [ann for ann, key in zip(annotations, faults, strict=True) if key is None]
+    for ann, key in zip(annotations, faults, strict=True):
+        if key is not None:
+            (findings.warn if listed else findings.error)(
+                f'annotations whose {key} is not listed (a text is not a number)',
+                _example(ann, key),
+            )
     return listed
 
 
-def _check_values(
-    ann: dict, size: tuple[int, int], masks: bool, findings: Findings, thorough: bool
-) -> None:
-    """Reports faults that a training hides: it ignores the box, or learns another mask."""
-    name, mask = f'annotation {ann["id"]}', ann.get('segmentation')
-    for flag in ('iscrowd', 'ignore'):
-        if ann.get(flag, 0) not in (0, 1):
-            findings.error(f'annotations whose {flag} is neither 0 nor 1', name)
-    if not masks:
-        return
-    if not mask:
-        if why_not_learned(ann, size, masks) in (None, 'crowds'):
-            findings.error('boxes without a mask, although masks are loaded', name)
-    elif isinstance(mask, dict):
-        runs = mask.get('counts')
-        runs = _decoded(runs) if thorough and isinstance(runs, str) else runs
-        if thorough and (mask.get('size') != list(size) or not _fills(runs, size)):
-            findings.error('masks (RLE) that do not fill their image', name)
-    elif not isinstance(mask, list) or not all(
-        isinstance(polygon, list) and all(map(_is_number, polygon)) for polygon in mask
-    ):
-        findings.error('masks that are neither RLE nor polygons of numbers', name)
+def _runs(mask: Mapping[str, Any], size: tuple[int, int]) -> list[int] | None:
+    """The runs of a mask in RLE, or None if it does not fill its image of (height, width).
 
-
-def _decoded(text: str) -> list[int]:
-    """The runs of COCO's compressed RLE, as far as it can be decoded.
-
-    A number has five bits a character, the lowest first, of which a sixth says whether more follow;
-    from the fourth on, it is the difference from the run two before.
+    pycocotools reads what is too short without an error. A number of compressed RLE has five bits a
+    character, the lowest first, of which a sixth says whether more follow; from the fourth on, it
+    is the difference from the run two before.
     """
-    runs: list[int] = []
-    value = shift = 0
-    for character in text:
-        code = ord(character) - 48
-        value |= (code & 31) << shift
-        shift += 5
-        if code & 32:
-            continue
-        if code & 16:
-            value -= 1 << shift
-        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+    runs = mask.get('counts')
+    if isinstance(runs, str):
+        text, runs = runs, []
         value = shift = 0
-    return runs if not shift else []
+        for character in text:
+            code = ord(character) - 48
+            value |= (code & 31) << shift
+            shift += 5
+            if code & 32:
+                continue
+            if code & 16:
+                value -= 1 << shift
+            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+            value = shift = 0
+        runs = runs if not shift else []
+    fills = (
+        isinstance(runs, list)
+        and all(type(n) is int and n >= 0 for n in runs)
+        and sum(runs) == size[0] * size[1]
+        and mask.get('size') == list(size)
+    )
+    return runs if fills else None
 
 
-def _check_readings(
+def _check_conventions(
     annotations: Sequence[dict], sizes: Sizes, rle: bool, findings: Findings
 ) -> None:
-    """Reports boxes that another convention than COCO's puts around their mask, or none.
+    """Reports boxes that are not around their mask: an error if most are not.
 
-    An error if most are. Without masks, areas tell corners, which one right box may do by chance.
+    Without masks, areas tell corners, which one right box may do by chance.
     """
-    readings = [_reading(ann, sizes[ann['image_id']], rle) for ann in annotations]
-    judged = [reading for reading in readings if reading is not None]
-    for ann, reading in zip(annotations, readings, strict=True):
-        if reading:
-            most = judged.count(reading) > len(judged) / 2
-            if most or ann.get('segmentation'):
-                (findings.error if most else findings.warn)(reading, _example(ann, 'bbox'))
+    verdicts = [_is_around(ann, sizes[ann['image_id']], rle) for ann in annotations]
+    most = verdicts.count(False) > verdicts.count(True)
+    for ann, verdict in zip(annotations, verdicts, strict=True):
+        if verdict is False and (most or ann.get('segmentation')):
+            (findings.error if most else findings.warn)(
+                'boxes that are not around their mask, or have not its area: COCO has (x, y, '
+                'width, height) in pixels, not corners, centres or fractions',
+                _example(ann, 'bbox'),
+            )
 
 
-def _reading(ann: dict, size: tuple[int, int], rle: bool) -> str | None:
-    """How a box is written by its mask or area, '' for COCO's way, or None if undecidable."""
-    x, y, width, height = corners = ann['bbox']
+def _is_around(ann: dict, size: tuple[int, int], rle: bool) -> bool | None:
+    """Whether a box is around its mask, or without one not of corners by its area, if decidable."""
+    x, y, width, height = ann['bbox']
     if min(width, height) <= 0:
         return None
     if not ann.get('segmentation'):
-        area = ann['area']
-        if not 0 < area < 1e308:
+        if not 0 < (area := ann['area']) < 1e308:
             return None
-        of_corners = (width - x) * (height - y) if width > x and height > y else 0
-        is_other = abs(area - of_corners) <= 0.01 * area < abs(area - width * height)
-        return _WRITTEN.format('(x1, y1, x2, y2)') if is_other else ''
+        corners = (width - x) * (height - y) if width > x and height > y else 0
+        return not abs(area - corners) <= 0.01 * area < abs(area - width * height)
     bounds = _bounds(ann['segmentation'], size, rle)
     if bounds is None:
         return None
+    left, top, right, bottom = bounds
     box = x, y, x + width, y + height
-    sides = bounds[2] - bounds[0], bounds[3] - bounds[1]
-    slack = 1 + 0.02 * max(sides)
-    if not _far(box, bounds, slack):
-        return ''
-    if max(bounds) <= 1 < max(corners):
-        return 'masks whose polygons lie between 0 and 1, whereas their boxes are in pixels'
-    others = {
-        '(x1, y1, x2, y2)': corners,
-        '(cx, cy, width, height)': (x - width / 2, y - height / 2, x + width / 2, y + height / 2),
-        '(y, x, height, width)': (y, x, y + height, x + width),
-        '(y1, x1, y2, x2)': (y, x, height, width),
-    }
-    for name, other in others.items():
-        if not _far(other, bounds, slack):
-            return _WRITTEN.format(name)
     # Boxes may be larger than what is visible, and cut off a little of it.
-    slack = 2 + 0.1 * max(sides)
-    outside = min(bounds[0] - x, bounds[1] - y, box[2] - bounds[2], box[3] - bounds[3])
-    return 'boxes that do not hold their mask' if outside < -slack else ''
+    slack = 2 + 0.1 * max(right - left, bottom - top)
+    if _near(box, bounds, slack):
+        return True
+    outside = max(x - left, y - top, right - box[2], bottom - box[3])
+    shared = max(0, min(box[2], right) - max(x, left)) * max(0, min(box[3], bottom) - max(y, top))
+    union = width * height + (right - left) * (bottom - top) - shared
+    return outside <= slack and shared > 0.3 * union and not _near(ann['bbox'], bounds, slack)
+
+
+def _near(one: Sequence[float], other: Sequence[float], slack: float) -> bool:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True)) <= slack
 
 
 def _bounds(mask: Any, size: tuple[int, int], rle: bool) -> tuple[float, ...] | None:
     """(x1, y1, x2, y2) of polygons, or if asked for, of a mask in RLE; None if it has none."""
     if isinstance(mask, list):
-        if not all(map(_is_polygon, mask)) or not all(_is_number(n) for p in mask for n in p):
+        if not all(map(_is_polygon, mask)) or not _is_mask(mask):
             return None
         xs, ys = ([n for polygon in mask for n in polygon[k::2]] for k in (0, 1))
         return min(xs), min(ys), max(xs), max(ys)
-    if not rle or not isinstance(mask, dict):
+    runs = _runs(mask, size) if rle and isinstance(mask, dict) else None
+    if runs is None:
         return None
-    runs: Any = mask.get('counts')
-    runs = _decoded(runs) if isinstance(runs, str) else runs
-    if not _fills(runs, size):
-        return None
-    pixels = np.repeat(np.arange(len(runs)) % 2, runs).reshape(size[::-1])
-    columns, rows = (np.flatnonzero(pixels.any(axis)) for axis in (1, 0))
-    return (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1) if len(rows) else None
+    from pycocotools.mask import frPyObjects, toBbox
 
-
-def _fills(runs: Any, size: tuple[int, int]) -> bool:
-    return (
-        isinstance(runs, list)
-        and all(type(n) is int and n >= 0 for n in runs)
-        and sum(runs) == size[0] * size[1]
-    )
-
-
-def _far(one: Sequence[float], other: Sequence[float], slack: float) -> bool:
-    return max(abs(a - b) for a, b in zip(one, other, strict=True)) > slack
+    left, top, width, height = toBbox(frPyObjects(dict(size=size, counts=runs), *size)).tolist()
+    return (left, top, left + width, top + height) if width else None
 
 
 def _listed(names: Sequence) -> str:

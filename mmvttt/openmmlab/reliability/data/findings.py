@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 _SHOWN = 3
 
@@ -35,7 +34,6 @@ class Findings:
         classes: Names of its labels 0, 1, …, or None if unknown.
         files: Paths of its pictures.
         account: What is listed and learned of each class.
-        learned: Number of objects that are learned by the ids of the pictures that are read.
     """
 
     key: str
@@ -43,7 +41,6 @@ class Findings:
     classes: tuple[str, ...] | None = None
     files: set[str] = field(default_factory=set)
     account: list[str] = field(default_factory=list)
-    learned: dict[Any, int] = field(default_factory=dict)
     # Examples by (whether it is an error, its text).
     _examples: dict[tuple[bool, str], list[str]] = field(default_factory=lambda: defaultdict(list))
 
