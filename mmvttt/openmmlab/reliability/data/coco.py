@@ -222,7 +222,7 @@ def _check_repeated(annotations: Sequence[dict], findings: Findings) -> None:
     if len(points) > 1:
         # Of other images and categories, points are 2 apart.
         nearest = KDTree(points).query(points, k=2, p=np.inf)[0][:, 1]
-        again = nearest <= (0.1 * np.min(points, axis=1, where=[0, 0, 0, 1, 1], initial=10))
+        again = nearest <= (0.1 * np.min(points, axis=1, where=[False] * 3 + [True] * 2, initial=10))
         if again.any():
             findings.warn(
                 f'{again.sum()} annotations have the image, category and box of another one (to a '
