@@ -6,8 +6,6 @@ data that a training silently drops.
 example: mmvttt check_data configs/maskrcnn_vittt_t_pennfudan.py
 """
 
-from functools import partial
-
 from mmvttt import cli
 from mmvttt.errors import UsageError
 
@@ -23,24 +21,16 @@ def main() -> None:
     args = parser.parse_args()
     checked = wrong = 0
     with cli.plain_errors():
-        from rich.console import Console
-        from rich.progress import track
-
         from mmvttt.openmmlab.config import load_config
         from mmvttt.openmmlab.reliability.data import annotations
-        from mmvttt.openmmlab.reliability.data.dataset_config import datasets_of
 
-        console = Console(stderr=True)
-        progress = partial(track, description='files', console=console, transient=True)
         config = load_config(args.config, cfg_options=args.cfg_options)
-        sets = datasets_of(config)
-        annotations.check_paths(sets, args.splits)
-        others = list(annotations.other_annotations(sets, args.splits))
+        annotations.check_paths(config, args.splits)
+        others = list(annotations.other_annotations(config, args.splits))
         for text in others:
             print(cli.printable(f'error: {text}'))
-        for findings in annotations.check_annotations(
-            config, args.splits, images=not args.no_images, progress=progress
-        ):
+        images = not args.no_images
+        for findings in annotations.check_annotations(config, args.splits, images=images):
             print(cli.printable(findings))
             checked += 1
             wrong += bool(findings.errors)

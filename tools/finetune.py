@@ -23,7 +23,12 @@ def main() -> None:
     add('--steps', type=cli.positive, help=help)
     args = parser.parse_args()
     with cli.plain_errors():
-        mmvttt.finetune(**vars(args), say=partial(print, flush=True))
+        try:
+            mmvttt.finetune(**vars(args), say=partial(print, flush=True))
+        except (KeyboardInterrupt, SystemExit):
+            # A training that has saved itself ends with status 0, for schedulers.
+            print('stopped; the same command resumes it')
+            raise SystemExit(130) from None
 
 
 if __name__ == '__main__':

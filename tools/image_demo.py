@@ -49,16 +49,18 @@ def main() -> None:
     with cli.plain_errors():
         from mmvttt.arguments import check_part
         from mmvttt.by_name import resolve
+
+        # Before the imports that take seconds.
+        check_part('--score-thr', args.score_thr)
+        name, checkpoint = resolve(args.config, checkpoint)
         from mmvttt.checkpoints.sources import find_source
         from mmvttt.openmmlab.apis import predict
         from mmvttt.openmmlab.apis.inference import open_model
         from mmvttt.openmmlab.config import load_config
 
-        check_part('--score-thr', args.score_thr)
         predict.require_table(args.save)
         files = predict.find_images(images)
         predict.drawn_files(files, args.out)
-        name, checkpoint = resolve(args.config, checkpoint)
         find_source(checkpoint)
         config = load_config(name, cfg_options=args.cfg_options, needed=('model',))
         device = 'cpu' if args.file else args.device or cli.default_device()

@@ -15,6 +15,10 @@ small_set = dict(
             convert_to_iter_based=True,
         )
     ],
+    train_cfg=dict(_delete_=True, type='EpochBasedTrainLoop'),
+    default_hooks=dict(checkpoint=dict(_delete_=True, type='CheckpointHook', max_keep_ckpts=1)),
+    log_processor=dict(by_epoch=True),
+    randomness=dict(seed=0),
     # Pictures, and crops, without an object are learned too: what is not one.
     boxes=dict(
         train_dataloader=dict(

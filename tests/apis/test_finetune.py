@@ -50,7 +50,7 @@ def test_a_training_is_reported_and_resumed(colours: Path, tmp_path: Path) -> No
     assert np.allclose(again.scores, prediction.scores, atol=1e-5)
     # The config is read, with what a user has changed in it, and the run goes on.
     path = Path(config)
-    path.write_text(path.read_text().replace('epochs = 32, 16, 4', 'epochs = 32, 16, 6'))
+    path.write_text(path.read_text().replace('32, 16, 4, 0', '32, 16, 6, 0'))
     more: list[str] = []
     mmvttt.finetune(colours, say=more.append, **options)
     assert [line.split()[1] for line in more if line.startswith('  step ')][-2:] == ['5', '6']

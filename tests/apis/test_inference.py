@@ -81,9 +81,9 @@ def test_a_segmentor_draws_a_label_map(
     prediction = open_model(cfg, checkpoint).predict(image)
     assert is_picture(prediction, tmp_path / 'out.png')
     assert prediction.labels.shape == (48, 64)
-    found, shares = zip(*(line.split() for line in prediction.lines), strict=True)
-    assert set(found) <= set(names)
-    assert sum(float(s.rstrip('%')) for s in shares) == pytest.approx(100, abs=1)
+    rows = prediction.rows()
+    assert {row['label'] for row in rows} <= set(names)
+    assert sum(row['share'] for row in rows) == pytest.approx(1)
 
 
 def test_a_classifier_names_the_five_likeliest(
@@ -98,9 +98,9 @@ def test_a_classifier_names_the_five_likeliest(
     prediction = open_model(cfg, checkpoint).predict(image)
     assert is_picture(prediction, tmp_path / 'out.png')
     assert prediction.scores.sum() == pytest.approx(1, abs=1e-5)
-    names, scores = zip(*(line.split() for line in prediction.lines), strict=True)
-    assert len(set(names)) == 5
-    assert list(scores) == sorted(scores, reverse=True)
+    scores = {row['label']: row['score'] for row in prediction.rows()}
+    assert len(scores) == 5
+    assert [*scores.values()] == sorted(scores.values(), reverse=True)
 
 
 def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
@@ -110,9 +110,8 @@ def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
     prediction = predictor.predict(image, score_thr=0.05)
     assert is_picture(prediction, tmp_path / 'out.png')
     # An untrained head gives 0.5 for each of two classes.
-    assert prediction.lines
-    assert all(line.startswith('person 0.') for line in prediction.lines)
-    assert predictor.predict(image, score_thr=0.99).lines == []
+    assert {row['label'] for row in prediction.rows()} == {'person'}
+    assert predictor.predict(image, score_thr=0.99).rows() == []
     opened = Image.open(image).convert('RGB')
     # A PNG, since OpenCV and Pillow decode a JPEG a little differently.
     opened.save(image := tmp_path / 'a.png')

@@ -73,7 +73,7 @@ def test_a_photograph_of_another_size_is_classified(name: str, tmp_path: Path) -
     cv2.imwrite(str(tmp_path / 'photo.png'), image)
     config = load_config(name)
     prediction = mmvttt.load(name, device='cpu').predict(tmp_path / 'photo.png')
-    assert {line.split()[0] for line in prediction.lines} < set(config.classes)
+    assert {row['label'] for row in prediction.rows()} < set(config.classes)
 
 
 def test_pedestrians_are_found_by_name(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_pedestrians_are_found_by_name(tmp_path: Path) -> None:
     first, second = mmvttt.load('pedestrians', device='cpu').predict([photograph] * 2, score_thr=0)
     assert list(first.classes) == ['person', 'car']
     assert first.masks.shape == (len(first.boxes), 150, 200)
-    assert first.lines == second.lines
+    assert first.rows() == second.rows()
 
 
 def test_threads_load_and_draw() -> None:

@@ -26,6 +26,7 @@ from mmvttt.pictures import open_image
 from ..config import load_config
 from ..datasets.own_folder import IGNORED, OwnFolder, picture_size, read_folder, write_lists
 from ..reliability.data.annotations import check_annotations, class_counts, heads_of
+from ..reliability.weights import checkpoints_of
 from .inference import Predictor, open_model
 from .train import train
 
@@ -48,34 +49,26 @@ _base_ = ['{base}', 'mmvttt::_base_/small_set.py']
 
 load_from = {weights!r}
 classes = {classes!r}
-size, batch_size, epochs = {size}, {batch}, {epochs}
-optim_wrapper, param_scheduler = _base_.small_set.optim_wrapper, _base_.small_set.param_scheduler
-optim_wrapper.optimizer.lr = {rate}
-
-model = _base_.model
+size, batch_size, epochs, workers = {size}, {batch}, {epochs}, {workers}
+model, small = _base_.model, _base_.small_set
 {model}
 
-small = _base_.small_set.{kind}
-train_dataloader, val_dataloader = small.train_dataloader, small.val_dataloader
-train_dataloader.batch_size = batch_size
-train_dataloader.num_workers = val_dataloader.num_workers = {workers}
+optim_wrapper, param_scheduler = small.optim_wrapper, small.param_scheduler
+optim_wrapper.optimizer.lr = {rate}
+train_dataloader, val_dataloader = small.{kind}.train_dataloader, small.{kind}.val_dataloader
+train_dataloader.batch_size, val_evaluator = batch_size, small.{kind}.evaluator
+train_dataloader.num_workers = val_dataloader.num_workers = workers
 train_data, val_data = train_dataloader.dataset, val_dataloader.dataset
 train_data.data_root = val_data.data_root = {root!r}
 train_data.metainfo = val_data.metainfo = dict(classes=classes)
 train_data.update({train})
 val_data.update({val})
-val_evaluator = small.evaluator
 {lines}
 test_dataloader, test_evaluator = val_dataloader, val_evaluator
-
-interval = max(1, epochs // 6)
-train_cfg = dict(
-    _delete_=True, type='EpochBasedTrainLoop', max_epochs=epochs, val_interval=interval
-)
-checkpoint = dict(_delete_=True, type='CheckpointHook', interval=interval, max_keep_ckpts=1)
-default_hooks = dict(checkpoint=checkpoint)
-log_processor = dict(by_epoch=True)
-randomness = dict(seed=0)
+train_cfg, default_hooks = small.train_cfg, small.default_hooks
+log_processor, randomness = small.log_processor, small.randomness
+train_cfg.max_epochs = epochs
+train_cfg.val_interval = default_hooks.checkpoint.interval = max(1, epochs // 6)
 """
 _BOX_LINES = """\
 train_data.pipeline[2].scale = val_data.pipeline[1].scale = size
@@ -149,7 +142,8 @@ def finetune(
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         for warning in findings.warnings:
             say(f'  {warning}')
-    say(f'starts    from {cfg.load_from or "the weights that its config names"}; config {config}')
+    weights = {cfg.load_from, *checkpoints_of(cfg.model)} - {None}
+    say(f'starts    from {", ".join(sorted(weights)) or "random weights"}; config {config}')
     progress = _Progress(_TASKS[data.task][-1], say)
     # The toolboxes print to a file.
     with open(out / 'output.txt', 'a') as log, redirect_stdout(log), redirect_stderr(log):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from colorsys import hsv_to_rgb
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,33 +41,23 @@ class Prediction:
 
     def __repr__(self) -> str:
         if self.boxes is None:
-            return '; '.join(self.lines)
+            shape = '.1%' if self.scores is None else '.3f'
+            return '; '.join(f'{self.classes[i]} {share:{shape}}' for i, share in self._shares())
         scores: dict[str, list[str]] = {}
-        for name, score, _ in self._instances():
-            scores.setdefault(name, []).append(f'{score:.2f}'.lstrip('0'))
+        for label, score in zip(self.labels, self.scores, strict=True):
+            scores.setdefault(self.classes[label], []).append(f'{score:.2f}'.lstrip('0'))
         return '; '.join(
             f'{len(s)} {name}{"s" * (len(s) > 1 and name[-1:] != "s")}: {", ".join(s)}'
             for name, s in scores.items()
         )
 
-    @property
-    def lines(self) -> list[str]:
-        """The prediction in words, the likeliest or the largest first."""
-        if self.boxes is not None:
-            return [
-                f'{name} {score:.2f} at {", ".join(f"{v:.0f}" for v in box)}'
-                for name, score, box in self._instances()
-            ]
-        shape = '.1%' if self.scores is None else '.3f'
-        return [f'{self.classes[i]} {share:{shape}}' for i, share in self._shares()]
-
     def rows(self) -> list[dict[str, Any]]:
         """A row of a table for each box, each class of a label map, or each likely class."""
         if self.boxes is not None:
             return [
-                dict(label=name, score=float(score))
+                dict(label=self.classes[label], score=float(score))
                 | dict(zip(('x1', 'y1', 'x2', 'y2'), map(float, box), strict=True))
-                for name, score, box in self._instances()
+                for label, score, box in zip(self.labels, self.scores, self.boxes, strict=True)
             ]
         key = 'share' if self.scores is None else 'score'
         return [{'label': self.classes[i], key: float(value)} for i, value in self._shares()]
@@ -132,10 +122,6 @@ class Prediction:
         """Writes the drawn picture."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(self.draw()).save(path)
-
-    def _instances(self) -> Iterator[tuple[str, float, np.ndarray]]:
-        for label, score, box in zip(self.labels, self.scores, self.boxes, strict=True):
-            yield self.classes[label], score, box
 
     def _shares(self) -> list[tuple[int, float]]:
         """Classes of a label map with their parts of it, or the likeliest of a classifier."""

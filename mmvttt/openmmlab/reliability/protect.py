@@ -25,7 +25,6 @@ from ..registry import hook_class, type_name
 from .anomaly_hook import AnomalyHook
 from .checkpoint_hook import CheckpointHook
 from .data.annotations import check_data
-from .data.dataset_config import datasets_of
 from .exact_resume import make_exact
 from .fit import CompareOnLoad, WarnAtStart, require_weights
 from .resume import candidates, choose_checkpoint
@@ -67,12 +66,11 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
         CheckpointError: Weights to start from are missing, or cannot be downloaded.
         ResumeError: The config has `resume`, but there is no good checkpoint.
     """
-    sets = datasets_of(cfg)
     require_same_training(cfg)
     lock = RunLock(cfg.work_dir)
     try:
         checkpoint = choose_checkpoint(cfg)
-        check_data(cfg, ('train', 'val'), sets)
+        check_data(cfg, ('train', 'val'))
         locate_checkpoints(cfg)
     except Exception:
         lock.release()

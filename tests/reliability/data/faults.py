@@ -125,7 +125,7 @@ OF_BOXES: dict[str, Fault] = {
     },
     # What is not learned, and why.
     **{
-        why: (make, rf'dog: 4 listed, 3 learned \(1 {why}{NAMED}', False)
+        why: (make, rf'dog: 4 listed, 3 learned \(1 {why}\)', False)
         for why, make in (
             ('crowds', one(iscrowd=1)),
             ('without area', one(area=0)),
@@ -133,7 +133,7 @@ OF_BOXES: dict[str, Fault] = {
             ('with a mask of fewer than three points', one(segmentation=[[1, 2, 3, 4]])),
         )
     },
-    'zero width': (one(bbox=[4, 6, 0, 20]), '1 without area', False),
+    'zero width': (one(bbox=[4, 6, 0, 20]), f'not learned, without area{NAMED}', False),
     'empty polygons': (every(lambda a: a.update(segmentation=[[]])), 'no box to learn', True),
     'a class of crowds': (
         every(lambda a: a['category_id'] == 1 and a.update(iscrowd=1)),
@@ -160,7 +160,7 @@ OF_BOXES: dict[str, Fault] = {
             lambda root, cfg: picture(1, (20, 64)).save(root / 'images/1.jpg'),
             data(filter_cfg=dict(min_size=32)),
         ),
-        r"1 of 4 pictures are left out .*'min_size': 32",
+        r"2 × .*not learned, in pictures .*'min_size': 32.*: annotation 3, annotation 4",
         False,
     ),
     'more objects than are returned': (

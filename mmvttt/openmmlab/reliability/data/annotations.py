@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -42,13 +41,7 @@ _HEADS = {
 Heads = Mapping[str, Mapping]
 
 
-def _all(items: Iterable, **_: Any) -> Iterable:
-    return items
-
-
-def check_data(
-    cfg: Config, splits: Sequence[str] = SPLITS, sets: Sequence[DatasetConfig] | None = None
-) -> None:
+def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
     """Checks that the folders and annotation files that a config names exist, and make sense.
 
     Reads annotations for about a second (see `check_annotations`); tools/check_data.py reads all,
@@ -57,18 +50,16 @@ def check_data(
     Args:
         cfg: The config of a run.
         splits: Splits to check, of 'train', 'val', 'test'.
-        sets: The config's `datasets_of`, if the caller has them.
 
     Raises:
         MissingDataError: See `check_paths`.
         DataError: No class is a category, a file is not JSON, there is nothing to learn, a label is
             outside the classes, …, with a remedy.
     """
-    sets = datasets_of(cfg) if sets is None else sets
-    check_paths(sets, splits)
-    for text in other_annotations(sets, splits):
+    check_paths(cfg, splits)
+    for text in other_annotations(cfg, splits):
         _log(text)
-    for findings in _findings(cfg, sets, splits, Scope(False, True, _all)):
+    for findings in check_annotations(cfg, splits, thorough=False):
         if findings.errors:
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         for warning in findings.warnings:
@@ -81,7 +72,7 @@ def _log(text: str) -> None:
         print_log(text, 'current', logging.WARNING)
 
 
-def check_paths(sets: Sequence[DatasetConfig], splits: Sequence[str] = SPLITS) -> None:
+def check_paths(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
     """Checks that the folders and annotation files that a config names exist, see `check_data`.
 
     Skips remote paths (`s3://…`), storage backends (`backend_args`) and downloaded data. A
@@ -89,7 +80,7 @@ def check_paths(sets: Sequence[DatasetConfig], splits: Sequence[str] = SPLITS) -
     """
     if unknown := [split for split in splits if split not in _KINDS]:
         raise OptionError(f'splits={unknown}: choose from {", ".join(_KINDS)}')
-    for data in sets:
+    for data in datasets_of(cfg):
         for key, path in data.paths.items() if data.split in splits else ():
             if not os.path.exists(path):
                 raise MissingDataError(_missing(data, key, path))
@@ -107,11 +98,12 @@ def _missing(data: DatasetConfig, key: str, path: str) -> str:
     )
 
 
-def other_annotations(sets: Sequence[DatasetConfig], splits: Sequence[str]) -> Iterator[str]:
+def other_annotations(cfg: Config, splits: Sequence[str]) -> Iterator[str]:
     """Yields a sentence for each evaluator with another annotation file than mmdet's data set.
 
     With several data sets, an evaluator may read all their annotations from one file.
     """
+    sets = datasets_of(cfg)
     for split in splits:
         datasets = [data for data in sets if data.split == split and not data.metric]
         if len(datasets) != 1 or datasets[0].toolbox != 'mmdet':
@@ -135,17 +127,10 @@ def check_annotations(
     *,
     thorough: bool = True,
     images: bool = True,
-    progress: Callable[..., Iterable] = _all,
 ) -> Iterator[Findings]:
     """Yields the findings in each data set of a supported format; the options are `Scope`'s."""
-    yield from _findings(cfg, datasets_of(cfg), splits, Scope(thorough, images, progress))
-
-
-def _findings(
-    cfg: Config, sets: Sequence[DatasetConfig], splits: Sequence[str], scope: Scope
-) -> Iterator[Findings]:
     checked: list[tuple[DatasetConfig, Findings]] = []
-    for data in sets:
+    for data in datasets_of(cfg):
         toolbox = data.toolbox if data.split in splits and not data.metric else None
         if toolbox is None or data.remote or data.config in [other.config for other, _ in checked]:
             continue
@@ -165,7 +150,7 @@ def _findings(
                     f'classes: write a tuple, classes=({names!r},)'
                 )
             else:
-                reads = replace(scope, images=scope.images and data.reads_files)
+                reads = Scope(thorough, images and data.reads_files)
                 _CHECKS[toolbox](cfg, data, dataset, findings, reads)
         for former, other in checked:
             _compare_files(former, other, data, findings)

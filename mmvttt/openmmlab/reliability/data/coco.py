@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from typing import Any
@@ -18,6 +18,8 @@ from .images import check_images, real_paths
 # A larger file is not parsed before a training: 20 MB take a second, COCO's train2017 twenty.
 LARGEST = 20 * 2**20
 _SHOWN = 8
+# Why an object is not learned where this is what the file says.
+_MEANT = 'crowds', 'marked ignore'
 
 Sizes = Mapping[Any, tuple[int, int]]
 
@@ -98,7 +100,7 @@ def check_coco(
     whys = [_why_not_learned(ann, sizes[ann['image_id']], masks) for ann in listed]
     for ann, why in zip(listed, whys, strict=True) if masks else ():
         mask, size = ann.get('segmentation'), sizes[ann['image_id']]
-        if not mask and why in (None, 'crowds'):
+        if not mask and why in (None, _MEANT[0]):
             findings.error(
                 'boxes without a mask, although masks are loaded: to train boxes alone, inherit a '
                 'config of boxes such as fasterrcnn_vittt_s_1x.py',
@@ -113,14 +115,13 @@ def check_coco(
             # A toolbox may raise any type of error.
             findings.error(f'the data set cannot be loaded ({type(error).__name__}: {error})')
             return
-        pairs = zip(listed, whys, strict=True)
+        left_out = f'in pictures that filter_cfg={dataset.filter_cfg} leaves out'
+        pairs = [
+            (ann, why or (None if ann['image_id'] in learned else left_out))
+            for ann, why in zip(listed, whys, strict=True)
+            if dataset._indices is None or ann['image_id'] in learned
+        ]
         _account(pairs, names, classes, learned, needs_boxes, findings)
-        left_out = {ann['image_id'] for ann in listed if names[ann['category_id']] in classes}
-        if dataset._indices is None and (left_out := left_out - {*learned}):
-            findings.warn(
-                f'{len(left_out)} of {len(images)} pictures are left out with their boxes, by '
-                f'filter_cfg={getattr(dataset, "filter_cfg", None)}'
-            )
         many = [len(labels) for labels in learned.values() if most and len(labels) > most[1]]
         if most and many:
             findings.warn(
@@ -150,7 +151,7 @@ def _learned(dataset: Any, masks: bool) -> dict[Any, list[int]]:
 
 
 def _account(
-    annotations: Iterable[tuple[dict, str | None]],
+    annotations: Sequence[tuple[dict, str | None]],
     names: Mapping[Any, str],
     classes: Sequence[str],
     learned: Mapping[Any, Sequence[int]],
@@ -160,17 +161,15 @@ def _account(
     """Reports what is listed and learned of each class, and why the rest, given with it, is not."""
     matched = findings.classes or ()
     counts = Counter(matched[label] for labels in learned.values() for label in labels)
-    reasons: dict[str, dict[str | None, list]] = {name: {} for name in classes}
+    reasons: dict[str, Counter[str | None]] = {name: Counter() for name in classes}
     for ann, why in annotations:
         if (name := names[ann['category_id']]) in reasons:
-            if why is None and ann['image_id'] not in learned:
-                why = 'in pictures that are left out'
-            reasons[name].setdefault(why, []).append(ann['id'])
-    for name, ids in reasons.items():
-        total = sum(map(len, ids.values()))
-        ids.pop(None, None)
-        others = ', '.join(f'{len(i)} {why}: annotation {i[0]!r}' for why, i in ids.items())
-        text = f'{name}: {total} listed, {counts[name]} learned'
+            reasons[name][why] += 1
+            if why not in (None, *_MEANT):
+                findings.warn(f'objects that are not learned, {why}', f'annotation {ann["id"]}')
+    for name, whys in reasons.items():
+        others = ', '.join(f'{count} {why}' for why, count in whys.items() if why)
+        text = f'{name}: {whys.total()} listed, {counts[name]} learned'
         findings.account.append(f'{text} ({others})' if others else text)
         if needs_boxes and not counts[name] and counts:
             findings.warn('classes of which nothing is learned', f'{name!r} ({others or "none"})')
@@ -189,9 +188,9 @@ def _is_learned(instance: Mapping[str, Any], masks: bool) -> bool:
 def _why_not_learned(ann: dict, size: tuple[int, int], masks: bool) -> str | None:
     """Why mmdet does not train on a box in an image of (height, width), or None."""
     if ann.get('iscrowd'):
-        return 'crowds'
+        return _MEANT[0]
     if ann.get('ignore'):
-        return 'marked ignore'
+        return _MEANT[1]
     x, y, width, height = ann['bbox']
     if ann['area'] <= 0 or width < 1 or height < 1:
         return 'without area'
@@ -218,11 +217,11 @@ def _check_repeated(annotations: Sequence[dict], findings: Findings) -> None:
     objects = [ann for ann in annotations if not ann.get('iscrowd')]
     kinds = [(ann['image_id'], ann['category_id']) for ann in objects]
     numbers = {kind: 2.0 * number for number, kind in enumerate({*kinds})}
-    points = [[numbers[kind], *a['bbox']] for kind, a in zip(kinds, objects, strict=True)]
+    # Boxes of other images and categories are 2 apart.
+    points = np.array([[numbers[k], *a['bbox']] for k, a in zip(kinds, objects, strict=True)])
     if len(points) > 1:
-        # Of other images and categories, points are 2 apart.
         nearest = KDTree(points).query(points, k=2, p=np.inf)[0][:, 1]
-        again = nearest <= (0.1 * np.min(points, axis=1, where=[False] * 3 + [True] * 2, initial=10))
+        again = nearest <= np.minimum(1, 0.1 * points[:, 3:].min(1))
         if again.any():
             findings.warn(
                 f'{again.sum()} annotations have the image, category and box of another one (to a '

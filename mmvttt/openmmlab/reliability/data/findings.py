@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 _SHOWN = 3
@@ -16,12 +15,10 @@ class Scope:
     Attributes:
         thorough: Every annotation and file; else quick checks of what ruins most trainings.
         images: Whether to decode the images, or if not thorough, to check that some exist.
-        progress: Wraps the iteration over files, such as `rich.progress.track`.
     """
 
     thorough: bool
     images: bool
-    progress: Callable[..., Iterable]
 
 
 @dataclass

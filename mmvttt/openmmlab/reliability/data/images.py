@@ -11,6 +11,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 
 from mmvttt.pictures import (
     FLOATS,
@@ -124,7 +126,11 @@ def real_paths(paths: Iterable[str], scope: Scope) -> set[str]:
 def decoded(read: Callable[[str], Any], paths: list[str], scope: Scope) -> Iterator[Any]:
     """`read` of each file, in threads: Pillow decodes without holding the GIL."""
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        yield from scope.progress(pool.map(read, paths), total=len(paths))
+        read_files: Iterable[Any] = pool.map(read, paths)
+        console = Console(stderr=True)
+        if scope.thorough and console.is_terminal:
+            read_files = track(read_files, 'files', len(paths), console=console, transient=True)
+        yield from read_files
 
 
 def spread(items: list, count: int = 64) -> list:
