@@ -67,7 +67,7 @@ class LoadReport:
             if names:
                 more = f', … {len(names) - _LISTED} more' if len(names) > _LISTED else ''
                 lines.append(f'{len(names)} {kind}: {", ".join(names[:_LISTED])}{more}')
-        if self.preparation is not None:
+        if self.preparation is not None and any(self.preparation.mean):
             lines.append(
                 'trained on pixels in 0 to 1, with mean={} and std={}'.format(*self.preparation)
             )

@@ -41,10 +41,11 @@ def of_preprocessor(preprocessor: Any) -> Preparation:
         return getattr(preprocessor, name, None)
 
     mean, std = (
-        torch.as_tensor(unset if option(name) is None else option(name)).flatten() / 255
+        torch.as_tensor(unset if option(name) is None else option(name)).flatten().tolist()
         for name, unset in (('mean', 0.0), ('std', 1.0))
     )
-    return Preparation(mean.tolist(), std.tolist(), any(map(option, _SWAPS)))
+    swapped = any(map(option, _SWAPS))
+    return Preparation([round(x / 255, 6) for x in mean], [round(x / 255, 6) for x in std], swapped)
 
 
 def saved_preparation(content: Any) -> Preparation | None:

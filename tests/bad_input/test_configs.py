@@ -7,6 +7,7 @@ from mmengine.registry import init_default_scope
 from torch import nn
 
 import mmvttt.models.timm  # noqa: F401
+from mmvttt.errors import OptionError
 from mmvttt.openmmlab.engine import MESAHook
 from mmvttt.openmmlab.registry import HOOKS, MODELS
 
@@ -111,17 +112,10 @@ def test_unknown_arguments_of_hooks() -> None:
         refused(lambda config=config: HOOKS.build(config), hook, kind=TypeError)
 
 
-@pytest.mark.parametrize(
-    ('name', 'values', 'allowed'),
-    [
-        ('decay', NO_RATE, '[0, 1)'),
-        ('start', (-0.1, 1.5, NAN, 'x'), '[0, 1]'),
-        ('base_batch_size', BELOW_1, '1 or more'),
-    ],
-)
-def test_mesa_hook(name: str, values: tuple, allowed: str) -> None:
-    for value in values:
-        refused(lambda value=value: MESAHook(**{name: value}), f'{name}={value!r}', allowed)
+def test_mesa_hook() -> None:
+    for name, values in (('decay', NO_RATE), ('start', (-0.1, NAN)), ('base_batch_size', BELOW_1)):
+        for value in values:
+            refused(lambda o={name: value}: MESAHook(**o), f'{name}={value!r}', kind=OptionError)
 
 
 def test_mesa_classifier() -> None:

@@ -95,7 +95,7 @@ def test_the_report(python: Path, tmp_path: Path) -> None:
     assert 'mmdet' in printed
     assert 'ttt_linear' in printed
     tool = call(python.parent / 'mmvttt', 'train', '--help', cwd=tmp_path)
-    assert tool.startswith('usage: train.py ')
+    assert tool.startswith('usage: mmvttt train ')
     where = call(python, '-c', 'import mmvttt; print(mmvttt.__file__)', cwd=tmp_path)
     assert str(python.parents[1]) in where
 

@@ -150,7 +150,8 @@ def require_weights(runner: Runner, content: Any, source: str, whole: bool = Fal
             model = MODELS.build(runner.model)
     else:
         model = bare_model(runner.model)
-        warn_of_other_images(source, saved_preparation(content), model.data_preprocessor)
+        preprocessor = getattr(model, 'data_preprocessor', None)
+        warn_of_other_images(source, saved_preparation(content), preprocessor)
     (require_whole if whole else require_match)(model, named_tensors(content, source), source)
 
 
@@ -192,9 +193,10 @@ class WarnAtStart(Hook):
         if any(name == 'Normalize' for data in sets for name, _ in data.transforms):
             return
         model = bare_model(runner.model)
+        preprocessor = getattr(model, 'data_preprocessor', None)
         for name, part in model.named_modules():
             there = getattr(part, 'preparation', None)
-            warn_of_other_images(f'model.{name}', there, model.data_preprocessor)
+            warn_of_other_images(f'model.{name}', there, preprocessor)
 
 
 def _require_learning(runner: Runner) -> None:
