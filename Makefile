@@ -11,7 +11,7 @@ VENV := .venv$(if $(filter onedl,$(STACK)),-onedl)
 BIN := $(VENV)/bin
 # The library alone, from its wheel, and the tests of it.
 LIBRARY := build/library
-TESTS ?= kernels models generation checkpoints convert deploy test_library.py
+TESTS ?= kernels models generation checkpoints deploy test_library.py
 WORKERS ?= auto
 # Where to take torch and torchvision from, for the builds that PyTorch's own index alone has (CPU).
 TORCH_INDEX ?=

@@ -1,7 +1,6 @@
 # DiT⁵-XL/2 on ImageNet-1k, 256×256, 80k steps of 128 images from a DiT-XL/2 (t5 Sec. 5.2, Tab. 6).
 # The paper's result, with guidance: FID 2.48, IS 267.9.
-#   python tools/convert_checkpoint.py DiT-XL-2-256x256.pt source.pth
-#   python tools/train.py configs/dit5_xl2_in1k_80k.py --cfg-options load_from=source.pth
+#   python tools/train.py configs/dit5_xl2_in1k_80k.py --cfg-options load_from=DiT-XL-2-256x256.pt
 _base_ = ['./_base_/dit5.py', './_base_/latents_256_in1k.py', './_base_/adamw_dit5.py']
 
 model = dict(transformer=dict(arch='xlarge', patch_size=2))

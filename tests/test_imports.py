@@ -113,7 +113,7 @@ LIBRARY = [
     name
     for name in MODULES
     if name.startswith('ttt_kernels')
-    or name.split('.')[1:2] in (['models'], ['checkpoints'], ['convert'], ['analysis'], ['deploy'])
+    or name.split('.')[1:2] in (['models'], ['checkpoints'], ['analysis'], ['deploy'])
 ]
 
 

@@ -160,7 +160,6 @@ COMMANDS = {
     'get_flops vit_tiny_patch16_224 --cfg-options num_classes=10': '5\\.526 M parameters',
     'checkpoint_info mmvttt://cifar10_vittt_nano': '10 classes: airplane',
     'publish_checkpoint mmvttt://cifar10_vittt_nano out.pth': r'out-\w+\.pth: ',
-    'convert_checkpoint --help': 'status 0',
     'export vit3_tiny_patch16_224 --out out.pt2 --shape 32 48 --fixed-size': 'wrote out.pt2',
     'export vit3_tiny_patch16_224 --out out.onnx --predictions': f'^error: {MISSING}',
     'benchmark vit3_tiny_patch16_224 --sizes 32 --repeats 1 --device cpu --plot out.png': (

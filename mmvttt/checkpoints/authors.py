@@ -3,18 +3,16 @@
 import re
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
-from .conversion import Conversion, to_our_shape
-from .dit import dit_to_ours, is_authors_dit
-from .families import Rules, add_once
+from ..errors import CheckpointError
+from .families import Rules, add_once, renamed
 
 # The first block's inner weight: what precedes it, and whether it is in stages.
 _MARK = re.compile(r'(|.*?\.)(layers\.0\.)?blocks\.0\.attn\.w1')
-# The rest of a detector, which has the same names in both toolboxes.
-_OTHER_PARTS = {
-    'neck', 'rpn_head', 'roi_head', 'bbox_head', 'mask_head', 'decode_head', 'auxiliary_head',
-}  # fmt: skip
+# What a backbone's names begin with, behind its prefix.
+_BACKBONE = re.compile(r'(pos_embed|patch_embed|norm\d*|layers|blocks)\b')
 _STEM: Rules = (
     (r'^patch_embed\.conv\.(\d+)\.conv\.', r'stem.\1.conv.'),
     (r'^patch_embed\.conv\.(\d+)\.norm\.', r'stem.\1.bn.'),
@@ -26,73 +24,107 @@ _IN_BLOCKS: Rules = (
     (r'\.mlp\.dwc\.', '.mlp.dwconv.'),
     (r'^layers\.', 'stages.'),
 )
-# All names of a backbone's tensors, behind its prefix.
-_KNOWN = re.compile(
-    r'(pos_embed|patch_embed\.(proj|conv\.\d+\.(conv|norm))|norm\d*'
-    r'|layers\.\d+\.downsample\.conv\.\d\.(conv|norm)|(layers\.\d+\.)?blocks\.\d+\.'
-    r'(cpe|norm[12]|attn\.(qkv|proj|w[123]|[qk]_conv2d)|mlp\.(fc[12]|dwc)))(\.\w+)?'
+_DOWNSAMPLE = re.compile(r'layers\.(\d+)\.downsample\.conv\.([012])\.(conv|norm)\.')
+_DIT_MARKS = {'x_embedder.proj.weight', 'y_embedder.embedding_table.weight'}
+_DIT: Rules = (
+    (r'x_embedder\.proj\.', 'patch_embed.'),
+    (r't_embedder\.mlp\.0\.', 'time_embed.linear_1.'),
+    (r't_embedder\.mlp\.2\.', 'time_embed.linear_2.'),
+    (r'y_embedder\.embedding_table\.', 'label_embed.'),
+    (r'final_layer\.adaLN_modulation\.1\.', 'final_modulation.'),
+    (r'final_layer\.linear\.', 'final_linear.'),
+    (r'(blocks\.\d+)\.adaLN_modulation\.1\.', r'\1.modulation.'),
+    (r'(blocks\.\d+)\.mlp\.fc1\.', r'\1.mlp.net.0.proj.'),
+    (r'(blocks\.\d+)\.mlp\.fc2\.', r'\1.mlp.net.2.'),
+    (r'(blocks\.\d+)\.attn\.([qk])_conv2d\.', r'\1.mixer.\2_conv.'),
+    (r'(blocks\.\d+)\.attn\.qk_(scale|offset)_ttt$', r'\1.mixer.qk_\2'),
+    (r'(blocks\.\d+)\.attn\.', r'\1.mixer.'),
+    (r'(blocks\.\d+)\.cpe\.', r'\1.cpe.'),
 )
-_DOWNSAMPLE = re.compile(r'layers\.(\d+)\.downsample\.conv\.(\d)\.(conv|norm)\.')
+_INNER = re.compile(r'\.mixer\.(w[123])$')
 
 
-def authors_prefix(weights: Mapping[str, Tensor]) -> str | None:
-    """The prefix of the authors' names of a backbone; None if there are no such names."""
-    marks = sorted((m for m in map(_MARK.fullmatch, weights) if m), key=lambda m: len(m[0]))
-    return marks[0][1] if marks else None
+def by_our_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The weights by our names, if they have the authors'; None for any others.
 
+    The tensors are views of the given ones, so the authors' own model gets our weights by copying
+    them into what is returned for its `state_dict()`. Names that no rule knows stay as they are;
+    rotary tables of one image size and DiT's fixed positions are left out.
 
-def vit3_to_ours(weights: Mapping[str, Tensor], prefix: str) -> Conversion:
-    """Renames a ViT³, H-ViT³ or T⁵ to `backbone.…`, `head.fc.…`; a detector's heads stay.
-
-    Args:
-        weights: Tensors by the authors' names.
-        prefix: What precedes the names of the backbone.
+    Raises:
+        CheckpointError: Two names become one, or the positions are not DiT's.
     """
-    plain = f'{prefix}blocks.0.attn.w1' in weights
-    name = 'H-ViT³' if not plain else 'T⁵' if f'{prefix}pos_embed' in weights else 'ViT³'
-    result = Conversion(name)
+    if weights.keys() >= _DIT_MARKS:
+        return _dit(weights)
+    marks = sorted((m for m in map(_MARK.fullmatch, weights) if m), key=lambda m: len(m[0]))
+    return _vit(weights, marks[0][1]) if marks else None
+
+
+def _vit(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """A ViT³, H-ViT³ or T⁵, by `backbone.…`, `head.fc.…`; a detector's heads stay."""
+    is_t5 = f'{prefix}pos_embed' in weights
+    tensors: dict[str, Tensor] = {}
     for theirs, value in weights.items():
+        short = theirs.removeprefix(prefix)
         if 'rope.rotations' in theirs:
-            result.dropped[theirs] = 'a table for one image size; ours are made for each image'
             continue
-        if theirs.removeprefix(prefix) in ('head.weight', 'head.bias'):
-            ours = f'head.fc.{theirs.rpartition(".")[2]}'
-        elif theirs.partition('.')[0] in _OTHER_PARTS:
-            ours = theirs
-        elif theirs.startswith(prefix) and _KNOWN.fullmatch(theirs, len(prefix)):
-            ours = f'backbone.{_our_name(theirs[len(prefix) :], name == "T⁵")}'
-        else:
-            result.left_over.append(theirs)
-            continue
-        add_once(result.weights, ours, to_our_shape(ours, value), theirs)
-        result.matched[theirs] = ours
-    return result
+        ours = theirs
+        if short in ('head.weight', 'head.bias'):
+            ours = f'head.fc.{short.partition(".")[2]}'
+        elif theirs.startswith(prefix) and _BACKBONE.match(short):
+            ours = f'backbone.{_of_backbone(short)}'
+        _add(tensors, ours, value, theirs, is_t5)
+    return tensors
 
 
-def _our_name(name: str, is_t5: bool) -> str:
+def _of_backbone(name: str) -> str:
     """Our name of a backbone's tensor: `patch_embed.conv.0.norm.bias` → `stem.0.bn.bias`."""
     if down := _DOWNSAMPLE.match(name):
         # There the downsampling ends a stage; here it begins the next one.
         part = 'norm' if down[3] == 'norm' else ('widen', 'halve', 'narrow')[int(down[2])]
         return f'stages.{int(down[1]) + 1}.downsample.{part}.{name[down.end() :]}'
-    if is_t5:
-        name = re.sub(r'\.attn\.(w[123])$', r'.mixer.inner.\1', name)
     for pattern, ours in (*_STEM, *_IN_BLOCKS):
         name = re.sub(pattern, ours, name)
     return name
 
 
-def by_our_names(weights: Mapping[str, Tensor]) -> Conversion | None:
-    """The weights by our names, if they have the authors'; None for any others.
+def _dit(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A DiT³, DiT⁵ or DiT, as the `transformer` of a `mmvttt.DiffusionModel`."""
+    tensors: dict[str, Tensor] = {}
+    for theirs, value in weights.items():
+        if theirs == 'pos_embed':
+            _require_table(value)
+            continue
+        ours = renamed(_DIT, theirs)
+        if ours and ours.endswith(('.qk_scale', '.qk_offset')) and value.dim() == 4:
+            # (1, 1, C, 2) there.
+            value = value[0, 0].T
+        name = f'transformer.{ours}' if ours else theirs
+        _add(tensors, name, value, theirs, 'blocks.0.attn.w3' not in weights)
+    return tensors
 
-    Names that no rule knows stay as they are.
-    """
-    if is_authors_dit(weights):
-        result = dit_to_ours(weights)
-    elif (prefix := authors_prefix(weights)) is not None:
-        result = vit3_to_ours(weights, prefix)
-    else:
-        return None
-    for name in result.left_over:
-        add_once(result.weights, name, weights[name], name)
-    return result
+
+def _add(tensors: dict[str, Tensor], ours: str, value: Tensor, theirs: str, is_inner: bool) -> None:
+    """Adds a tensor; inner weights lose the dimension of size 1 that they have there."""
+    if inner := _INNER.search(ours):
+        # Of images, or of input channels per group.
+        at = 1 if inner[1] == 'w3' and not is_inner else 0
+        value = value.squeeze(at) if value.dim() > at else value
+        ours = _INNER.sub(r'.mixer.inner.\1', ours) if is_inner else ours
+    add_once(tensors, ours, value, theirs)
+
+
+def _require_table(value: Tensor) -> None:
+    """Checks that a `pos_embed` is DiT's fixed table, which ours make for the size of the map."""
+    _, rows, width = value.shape if value.dim() == 3 else (0, 0, 0)
+    side, channels = round(rows**0.5), width // 4
+    # As in DiT: columns, then rows, each sine and cosine.
+    angles = torch.arange(side)[:, None] * 1e4 ** -(torch.arange(channels).double() / channels)
+    waves = torch.cat([angles.sin(), angles.cos()], 1)
+    table = torch.cat([waves.repeat(side, 1), waves.repeat_interleave(side, 0)], 1)[None]
+    # The authors' are in fp32, from angles up to the side.
+    if table.shape != value.shape or not torch.allclose(table, value.double(), rtol=0, atol=1e-4):
+        raise CheckpointError(
+            'pos_embed is not the fixed table of a square map that DiT has: the model was trained '
+            'with other positions, which DiT3 does not have.'
+        )

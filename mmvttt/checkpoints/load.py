@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import CheckpointError, CheckpointMismatchError, OptionTypeError
+from ..errors import CheckpointError, CheckpointMismatchError, OptionTypeError, first_line
 from .download import shown
 from .families import timm_names
 from .match import LoadReport, compare, least_matched, require_match, require_parts
@@ -31,12 +31,21 @@ def adapted(module: nn.Module, weights: StateDict) -> dict[str, Tensor]:
     """The weights after every part of a module has adapted them, e.g. resized them.
 
     Raises:
-        CheckpointMismatchError: They are a ViT's, and only a part would load.
+        CheckpointMismatchError: They are a ViT's, and only a part would load; or a tensor has
+            another shape than its name says.
     """
-    weights = timm_names(under(weights))
-    for name, part in module.named_modules():
-        if hasattr(part, 'adapt_weights'):
-            part.adapt_weights(weights, f'{name}.' if name else '')
+    weights = under(weights)
+    try:
+        weights = timm_names(weights)
+        for name, part in module.named_modules():
+            if hasattr(part, 'adapt_weights'):
+                part.adapt_weights(weights, f'{name}.' if name else '')
+    except (IndexError, RuntimeError) as error:
+        # The error for a tensor of another shape depends on what is done with it.
+        raise CheckpointMismatchError(
+            f'the weights do not fit {type(module).__name__} ({type(error).__name__}: '
+            f'{first_line(error)}): give the weights of this model; or they are damaged'
+        ) from error
     names = module.state_dict().keys()
     if not any('.attn.' in n for n in names) and any(map(_VIT.search, weights.keys() - names)):
         raise CheckpointMismatchError(
@@ -55,7 +64,6 @@ def load_pretrained(
     ema: bool = False,
     adapt: Callable[[dict[str, Tensor]], StateDict] | None = None,
     key: str | None = None,
-    without: str | None = None,
 ) -> LoadReport:
     """Loads a checkpoint's matching tensors into a module, and logs which did not match.
 
@@ -73,7 +81,6 @@ def load_pretrained(
         ema: Takes the averaged weights of the file, such as MESA's teacher; see `read_weights`.
         adapt: Changes the tensors before the comparison; default: `adapted` to the module.
         key: Entry of the file with the weights, such as `'teacher'` or `'student'`.
-        without: 'attention' or 'mlp' of the blocks may be missing; see `inherit_vit`.
 
     Returns:
         The report that was logged.
@@ -121,7 +128,7 @@ def load_pretrained(
         if hasattr(part, 'new_parameters')
         for parameter in part.new_parameters()
     }
-    require_parts(report, new, source, without)
+    require_parts(report, new, source)
     module.load_state_dict({name: inside[name] for name in report.matched}, strict=False)
     lost = report.mismatched or not new.issuperset(report.missing)
     level = logging.WARNING if lost else logging.INFO
@@ -137,8 +144,7 @@ def require_whole(module: nn.Module, weights: StateDict, source: str) -> None:
         CheckpointMismatchError: It has none of the name and shape of some parameter.
     """
     source = shown(source)
-    require_match(module, weights, source)
-    report = compare(module, adapted(module, weights))
+    report = require_match(module, adapted(module, weights), source)
     names = {name for name, _ in module.named_parameters()}
     lacking = [*report.mismatched, *(name for name in report.missing if name in names)]
     if lacking:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..errors import CheckpointMismatchError, OptionError
+from ..errors import CheckpointMismatchError
 from .preparation import Preparation
 from .read import under
 
@@ -18,7 +18,6 @@ _LEAST = 0.1
 _LISTED = 8
 
 StateDict = Mapping[str, Tensor]
-# Parts of a block that an inheritance can leave out.
 _DIGITS = re.compile(r'\d+')
 # Without all of one of these, a network computes something else.
 _WHOLE = {
@@ -28,16 +27,6 @@ _WHOLE = {
     'layer scales': r'\.(ls[12]\.gamma|gamma_[12])$',
     'register tokens': r'(^|\.)reg_token$',
 }
-_PARTS = {'attention': r'(^|\.)blocks\.\d+\.(attn|mixer)\.', 'mlp': r'(^|\.)blocks\.\d+\.mlp\.'}
-
-
-def is_of(part: str | None, name: str) -> bool:
-    """Whether a tensor is of the 'attention' or the 'mlp' of a block; of None is nothing."""
-    if part is None:
-        return False
-    if part not in _PARTS:
-        raise OptionError(f"without={part!r}: leave out 'attention' or 'mlp', or None")
-    return re.search(_PARTS[part], name) is not None
 
 
 @dataclass(frozen=True)
@@ -97,24 +86,17 @@ def _kind(tensor: Tensor) -> str:
     return shape if tensor.is_floating_point() else f'{shape} of integers'
 
 
-def require_parts(
-    report: LoadReport, new: Collection[str], source: str, without: str | None = None
-) -> None:
+def require_parts(report: LoadReport, new: Collection[str], source: str) -> None:
     """Refuses a checkpoint that has none of a part that all blocks have, or no patch embedding.
 
-    No checkpoint of the source has the names `new`; the part `without` may be missing (`is_of`).
+    No checkpoint of the source has the names `new`.
     """
     lost = [*report.missing, *(line.partition(':')[0] for line in report.mismatched)]
     # 'blocks.#.mlp.fc1.weight', the same tensor of all blocks.
     there = {_DIGITS.sub('#', name) for name in report.matched}
     for name in lost:
         part = next((part for part, p in _WHOLE.items() if re.search(p, name)), None)
-        if (
-            part
-            and name not in new
-            and not is_of(without, name)
-            and _DIGITS.sub('#', name) not in there
-        ):
+        if part and name not in new and _DIGITS.sub('#', name) not in there:
             raise CheckpointMismatchError(
                 f'{source!r} has no {part} that fit ({name}), which would be random: give the '
                 'weights of this model, or the model of these weights. '

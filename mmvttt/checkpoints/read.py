@@ -90,22 +90,21 @@ def read_content(
     if not isinstance(content, Mapping):
         return content
     entries = {k: v for k in _CONTAINERS if isinstance(v := content.get(k), Mapping)}
-    done = {
-        key: converted
+    renamed = {
+        key: by_our_names(_unwrapped(under(weights)))
         for key, weights in (entries or {'': content}).items()
-        if (converted := by_our_names(_unwrapped(under(weights))))
     }
-    if not done:
+    ours = {key: weights for key, weights in renamed.items() if weights}
+    if not ours:
         return content
-    best = next((key for key in _EMA if key in done), next(iter(done)))
+    best = next((key for key in _EMA if key in ours), next(iter(ours)))
     kind = 'averaged ' if best in _EMA else ''
     _log.info(
-        "%s: the authors' names of %s become ours, %d tensors, the %sweights%s",
-        *(name, done[best].name, len(done[best].matched), kind, f' {best!r}' if best else ''),
+        "%s: the authors' names become ours, %d tensors, the %sweights%s",
+        *(name, len(ours[best]), kind, f' {best!r}' if best else ''),
     )
-    kept = {'meta': content['meta']} if 'meta' in content else {}
-    others = {key: converted.weights for key, converted in done.items() if key}
-    return {**kept, **others, 'state_dict': done[best].weights}
+    meta = {'meta': content['meta']} if 'meta' in content else {}
+    return {**meta, **{k: v for k, v in ours.items() if k}, 'state_dict': ours[best]}
 
 
 def read_file(

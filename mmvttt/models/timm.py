@@ -289,10 +289,10 @@ class StagedClassifier(Classifier):
 def _from_authors(_: nn.Module, weights: dict[str, Tensor], prefix: str, *__: Any) -> None:
     """Translates the authors' names in what `load_state_dict` gets, in place."""
     inside = {n.removeprefix(prefix): v for n, v in weights.items() if n.startswith(prefix)}
-    if conversion := by_our_names(inside):
+    if ours := by_our_names(inside):
         for name in inside:
             del weights[f'{prefix}{name}']
-        weights.update({f'{prefix}{n}': v for n, v in conversion.weights.items()})
+        weights.update({f'{prefix}{name}': value for name, value in ours.items()})
 
 
 def _cfg(first_conv: str, **other: Any) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from torch import nn
 
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.preparation import Preparation
-from mmvttt.convert.inherit import load_inherited, load_inherited_head
 from mmvttt.errors import OptionTypeError, suggest
 from mmvttt.models import adapters, backbones
 from mmvttt.models.adapters.vit_adapter import warn_of_unused
 from mmvttt.models.generation.losses import DDPMLoss, FlowLoss
+from mmvttt.models.inherit import load_inherited, load_inherited_head
 from mmvttt.models.layers.inner_losses import INNER_LOSSES as OWN_LOSSES
 from mmvttt.models.layers.inner_models import INNER_MODELS as OWN_INNER_MODELS
 from mmvttt.models.layers.key_norms import KEY_NORMS as OWN_KEY_NORMS

@@ -56,7 +56,6 @@ WORDS = {
     ('image_demo', DEMO, 'other.pth', 'no.jpg'): ("no image 'no.jpg'",),
     ('image_demo', DEMO, 'other.pth', 'text.txt'): ("'text.txt'", 'not an image'),
     ('publish_checkpoint', 'other.pth', 'out.txt'): ("'out.txt'", '.pth'),
-    ('convert_checkpoint', 'other.pth', 'out.pth'): ('names of a ViT³', 'encoder.weight'),
     ('get_flops', 'nothing.py'): ('has no model',),
     ('get_flops', QUICK[0], '--cfg-options', 'pretrained=True'): ("{'pretrained': True}: No",),
     ('get_flops', 'vit_tiny_patch16_224', '--cfg-options', 'num_heads=5'): ("{'num_heads': 5}: ",),

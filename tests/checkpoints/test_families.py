@@ -15,9 +15,9 @@ from mmvttt.checkpoints import sources
 from mmvttt.checkpoints.families import timm_names
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.read import read_weights
-from mmvttt.convert.inherit import load_inherited
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.backbones import T5, TimmViT
+from mmvttt.models.inherit import load_inherited
 
 WIDTH = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
 SIZES = dict(WIDTH, intermediate_size=64, image_size=48, patch_size=8)

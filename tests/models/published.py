@@ -294,3 +294,35 @@ def t5_logits(w: Weights, image: Tensor, depth: int, heads: int) -> Tensor:
         y = F.gelu(F.linear(y, w[f'blocks.{i}.mlp.fc1.weight'], w[f'blocks.{i}.mlp.fc1.bias']))
         x = x + F.linear(y, w[f'blocks.{i}.mlp.fc2.weight'], w[f'blocks.{i}.mlp.fc2.bias'])
     return F.linear(layer_norm(w, 'norm', x, 1e-6).mean(0), w['head.weight'], w['head.bias'])
+
+
+def dit_shapes(kind: str, c: int, depth: int, heads: int, patch: int, classes: int) -> dict:
+    """DiT³, DiT⁵ or DiT ('DiT3', …) for latents of 4 channels, without its fixed positions."""
+    d = c // heads
+    extra = d if kind == 'DiT3' else 0
+    layers: dict[str, tuple[int, ...]] = {
+        'x_embedder.proj': (c, 4, patch, patch),
+        't_embedder.mlp.0': (c, 256),
+        't_embedder.mlp.2': (c, c),
+        'final_layer.linear': (8 * patch**2, c),
+        'final_layer.adaLN_modulation.1': (2 * c, c),
+    }
+    shapes: dict[str, tuple[int, ...]] = {'y_embedder.embedding_table.weight': (classes + 1, c)}
+    for i in range(depth):
+        block = f'blocks.{i}'
+        layers |= {
+            f'{block}.attn.qkv': (3 * (c + extra), c),
+            f'{block}.attn.proj': (c, c + extra),
+            f'{block}.mlp.fc1': (4 * c, c),
+            f'{block}.mlp.fc2': (c, 4 * c),
+            f'{block}.adaLN_modulation.1': (6 * c, c),
+        }
+        convs = {'DiT3': ['cpe'], 'DiT5': ['attn.q_conv2d', 'attn.k_conv2d'], 'DiT': []}[kind]
+        layers |= {f'{block}.{conv}': (c, 1, 3, 3) for conv in convs}
+        if kind != 'DiT':
+            shapes |= {f'{block}.attn.w{n}': (1, heads, d, d) for n in (1, 2)}
+        if kind == 'DiT3':
+            shapes[f'{block}.attn.w3'] = (d, 1, 3, 3)
+        elif kind == 'DiT5':
+            shapes |= {f'{block}.attn.qk_{n}_ttt': (1, 1, c, 2) for n in ('scale', 'offset')}
+    return shapes | with_biases(layers)

@@ -1,4 +1,4 @@
-"""H-ViT³: sizes, norms, precision; tests/convert compares it with its formulas."""
+"""H-ViT³: sizes, norms, precision; for its formulas see tests/checkpoints/test_authors.py."""
 
 import math
 

@@ -26,8 +26,8 @@ from mmengine.infer import BaseInferencer
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 
+from mmvttt.checkpoints.publish import publish_checkpoint
 from mmvttt.checkpoints.read import read_weights
-from mmvttt.convert import convert_checkpoint
 from mmvttt.errors import CheckpointError
 from mmvttt.openmmlab.apis.evaluate import evaluate
 from mmvttt.openmmlab.apis.train import train
@@ -193,7 +193,7 @@ DOORS: dict[str, Callable[[Path, dict], Any]] = {
     'resume, flexible': lambda path, tiny: train(**_with(tiny, **FLEXIBLE), resume=str(path)),
     'resume auto': _resume_latest,
     'evaluate': lambda path, tiny: evaluate(checkpoint=path, **tiny),
-    'convert': lambda path, _: convert_checkpoint(path, path.with_name('out.pth')),
+    'publish': lambda path, _: publish_checkpoint(path, path.with_name('out.pth')),
     'inferencer': lambda path, _: Inferencer(dict(model=dict(type='TinyModel')), str(path)),
     'timm': _timm,
 }

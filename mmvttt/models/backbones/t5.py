@@ -14,7 +14,7 @@ _INHERITED = ('.mixer.qkv.', '.mixer.proj.')
 class T5(MixerBackbone):
     """T⁵-T/S/B: DeiT's body without class token, at linear cost, which inherits a ViT's weights.
 
-    `mmvttt.convert.inherit.inherit_vit` initialises it from a ViT or DeiT of timm or
+    `mmvttt.models.inherit.inherit_vit` initialises it from a ViT or DeiT of timm or
     mmpretrain, and so does `init_cfg=dict(type='mmvttt.InheritViT', checkpoint=…)` in a config. The
     paper has tiny and small, and base is DeiT-B with the same mixer.
 

@@ -17,6 +17,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_int
+from mmvttt.checkpoints.dit import from_diffusers
 from mmvttt.errors import OptionError
 
 from ..backbones.base import resolve_arch
@@ -188,6 +189,15 @@ class DiT3(ModelMixin, ConfigMixin):
             nn.init.normal_(module.weight, std=0.02)
         for linear in zero:
             nn.init.zeros_(linear.weight)
+
+    def adapt_weights(self, weights: dict[str, Tensor], prefix: str = '') -> None:
+        """Renames the weights of a DiT of diffusers, with or without the prefix, in place."""
+        for theirs in (prefix, ''):
+            inside = {n[len(theirs) :]: w for n, w in weights.items() if n.startswith(theirs)}
+            if tensors := from_diffusers(inside):
+                for name in inside:
+                    del weights[f'{theirs}{name}']
+                weights.update({f'{prefix}{name}': value for name, value in tensors.items()})
 
     def forward(
         self,

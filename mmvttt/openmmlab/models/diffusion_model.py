@@ -91,6 +91,12 @@ class DiffusionModel(BaseModel):
             # diffusers' DiT would drop the labels of each block by themselves.
             if type(module).__name__ == 'LabelEmbedding':
                 module.dropout_prob = 0.0
+        if hasattr(network, 'adapt_weights'):
+            self.register_load_state_dict_pre_hook(
+                lambda model, weights, prefix, *_: model.transformer.adapt_weights(
+                    weights, f'{prefix}transformer.'
+                )
+            )
         if with_cp:
             network.enable_gradient_checkpointing()
 

@@ -19,7 +19,7 @@ from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
 from mmvttt.checkpoints.download import shown
-from mmvttt.checkpoints.load import require_whole
+from mmvttt.checkpoints.load import adapted, require_whole
 from mmvttt.checkpoints.match import compare, require_match
 from mmvttt.checkpoints.preparation import saved_preparation, warn_of_other_images
 from mmvttt.checkpoints.read import named_tensors, saved_classes
@@ -152,7 +152,8 @@ def require_weights(runner: Runner, content: Any, source: str, whole: bool = Fal
         model = bare_model(runner.model)
         preprocessor = getattr(model, 'data_preprocessor', None)
         warn_of_other_images(source, saved_preparation(content), preprocessor)
-    (require_whole if whole else require_match)(model, named_tensors(content, source), source)
+    weights = adapted(model, named_tensors(content, source))
+    (require_whole if whole else require_match)(model, weights, source)
 
 
 def require_same_classes(content: Any, source: str, classes: Sequence[str] | None) -> None:

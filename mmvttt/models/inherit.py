@@ -15,16 +15,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from mmvttt.checkpoints.families import add_once, renamed, timm_names
-from mmvttt.checkpoints.load import adapted, load_pretrained
-from mmvttt.checkpoints.match import LoadReport, compare, is_of
-from mmvttt.checkpoints.names_table import names_table
-from mmvttt.checkpoints.read import read_weights
-from mmvttt.errors import CheckpointError, CheckpointMismatchError, OptionTypeError
-from mmvttt.models.backbones import T5
+from ..arguments import check_choice
+from ..checkpoints.families import add_once, renamed, timm_names
+from ..checkpoints.load import adapted, load_pretrained
+from ..checkpoints.match import LoadReport, compare
+from ..checkpoints.names_table import names_table
+from ..checkpoints.read import read_weights
+from ..errors import CheckpointError, CheckpointMismatchError, OptionTypeError
+from .backbones import T5
 
 StateDict = Mapping[str, Tensor]
 
@@ -56,7 +56,10 @@ _DROPPED = (
     (r'cls_token$', 'a class token: T⁵ pools the patches'),
     (r'dist_token$', 'a distillation token: T⁵ pools the patches'),
     (r'head(\.layers\.head)?_dist\.', 'the head of the distillation token'),
+    (r'head\.', 'of the head'),
 )
+# Parts of the blocks that can be left out (t5 Tab. 10).
+_PARTS = {'attention': r'blocks\.\d+\.mixer\.', 'mlp': r'blocks\.\d+\.mlp\.'}
 
 
 @dataclass
@@ -66,7 +69,6 @@ class Inheritance:
     Attributes:
         weights: The backbone's tensors, by our names without prefix; the position embedding has
             the rows of the source's grid.
-        head: `head.fc.weight` and `head.fc.bias`, where the source is a classifier.
         inherited: Their name → ours.
         folded: Their name of a LayerScale → the layer that it went into.
         dropped: Their name → why it is not needed.
@@ -74,7 +76,6 @@ class Inheritance:
     """
 
     weights: dict[str, Tensor] = field(default_factory=dict)
-    head: dict[str, Tensor] = field(default_factory=dict)
     inherited: dict[str, str] = field(default_factory=dict)
     folded: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
@@ -93,45 +94,28 @@ class Inheritance:
         )
 
 
-def inherit_vit(
-    weights: StateDict,
-    model: nn.Module | None = None,
-    img_size: int | tuple[int, int] = 224,
-    without: str | None = None,
-) -> Inheritance:
+def inherit_vit(weights: StateDict, model: nn.Module) -> Inheritance:
     """Tensors of T⁵ that come from a ViT.
 
     The number of heads is in no tensor: build the model with the source's.
 
     Args:
         weights: Named tensors of a timm or mmpretrain ViT or DeiT, under any prefix.
-        model: The T⁵ that they are for; None for one of the source's sizes.
-        img_size: Without a model: (height, width) in pixels of the source's grid of positions. It
-            matters where that is not square, or has no row for the class token (FlexiViT, at 240).
-        without: 'attention' or 'mlp' of the blocks is initialised randomly (t5 Tab. 10).
+        model: The T⁵ that they are for.
 
     Raises:
         TypeError: The model is not a T⁵.
         CheckpointMismatchError: The source is of another architecture or size.
         CheckpointError: The source is incomplete or quantised, or its positions do not form a grid.
     """
-    if model is not None and not isinstance(model, T5):
+    if not isinstance(model, T5):
         raise OptionTypeError(
             f'{type(model).__name__} cannot inherit a ViT: give init_cfg=dict(type='
             "'mmvttt.InheritViT', …) to a mmvttt.T5 (inside of a ViTAdapter, to its backbone)."
         )
     weights = timm_names(weights)
     result, scales = _renamed(weights)
-    arch, patches = _sizes(result.weights)
-    if model is None:
-        # The number of heads changes no name and no shape.
-        with torch.device('meta'):
-            model = T5(dict(arch, num_heads=1), img_size=img_size, **patches)
-    sizes = ((k, size, getattr(model, k, size)) for k, size in (arch | patches).items())
-    if wrong := [f'{k} {size} (T⁵: {own_size})' for k, size, own_size in sizes if size != own_size]:
-        raise CheckpointMismatchError(
-            f'The ViT has {", ".join(wrong)}: sizes cannot be changed; build T⁵ with equal sizes.'
-        )
+    _require_sizes(result.weights, model)
     expected = model.state_dict()
     result.new = [name for name in expected if name in model.new_parameters()]
     for theirs, ours in list(result.inherited.items()):
@@ -163,18 +147,7 @@ def inherit_vit(
                 f'{name} of the ViT has the shape {tuple(tensor.shape)}, where T⁵ has '
                 f'{tuple(value.shape)}: give the arch of the source.'
             )
-    _leave_out(result, without)
     return result
-
-
-def _leave_out(result: Inheritance, part: str | None) -> None:
-    for names in (result.inherited, result.folded):
-        for theirs, ours in list(names.items()):
-            if is_of(part, f'{ours}.'):
-                del names[theirs]
-                result.dropped[theirs] = f'without {part}'
-                if result.weights.pop(ours, None) is not None:
-                    result.new.append(ours)
 
 
 def load_inherited(module: nn.Module, without: str | None = None, **options: Any) -> LoadReport:
@@ -182,19 +155,27 @@ def load_inherited(module: nn.Module, without: str | None = None, **options: Any
 
     Args:
         module: The T⁵.
-        without: See `inherit_vit`.
+        without: 'attention' or 'mlp' of the blocks keeps the values that it has (t5 Tab. 10).
         options: See `load_pretrained`: `checkpoint`, `prefix`, `ema`, ….
 
     Returns:
         The tensors of T⁵ that matched, and those initialised randomly as missing.
     """
+    check_choice('without', without, (None, *_PARTS))
+    state = module.state_dict()
+    part = [n for n in state if without and re.match(_PARTS[without], n)]
+    before = {name: state[name].clone() for name in part}
 
     def adapt(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        result = inherit_vit(weights, module, without=without)
+        result = inherit_vit(weights, module)
         _log.info('%s', result)
         return adapted(module, result.weights)
 
-    return load_pretrained(module, **options, adapt=adapt, without=without)
+    report = load_pretrained(module, **options, adapt=adapt)
+    if before:
+        module.load_state_dict(before, strict=False)
+        _log.info('without %s: %d tensors keep their values', without, len(before))
+    return report
 
 
 def load_inherited_head(
@@ -240,9 +221,6 @@ def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
             result.inherited[name] = ours
         elif inside and (layer := renamed(_SCALES, short)):
             scales[name] = result.folded[name] = layer
-        elif ours := renamed(_HEADS, short):
-            add_once(result.head, ours, value, name)
-            result.inherited[name] = ours
         elif reason := next((r for p, r in _DROPPED if re.match(p, short)), None):
             result.dropped[name] = reason
         elif inside:
@@ -255,20 +233,25 @@ def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
     return result, scales
 
 
-def _sizes(weights: StateDict) -> tuple[dict[str, int], dict[str, int]]:
-    """The arch of a ViT but for its heads, and its patches."""
+def _require_sizes(weights: StateDict, model: T5) -> None:
     patch, hidden = (weights.get(n) for n in ('patch_embed.proj.weight', 'blocks.0.mlp.fc1.weight'))
     if patch is None or patch.dim() != 4 or hidden is None or hidden.dim() != 2:
         raise CheckpointError(
             'The ViT has no patch embedding or no feed-forward network of a usual shape: give a '
             'complete ViT.'
         )
-    arch = dict(
+    sizes = dict(
         embed_dims=patch.shape[0],
         num_layers=len({n.split('.')[1] for n in weights if n.startswith('blocks.')}),
         feedforward_channels=hidden.shape[0],
+        patch_size=patch.shape[-1],
+        in_channels=patch.shape[1],
     )
-    return arch, dict(patch_size=patch.shape[-1], in_channels=patch.shape[1])
+    pairs = ((name, size, getattr(model, name, size)) for name, size in sizes.items())
+    if wrong := [f'{name} {size} (T⁵: {ours})' for name, size, ours in pairs if size != ours]:
+        raise CheckpointMismatchError(
+            f'The ViT has {", ".join(wrong)}: sizes cannot be changed; build T⁵ with equal sizes.'
+        )
 
 
 def _patches_only(
