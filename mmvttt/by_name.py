@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .checkpoints.published import PUBLISHED, SCHEME
 from .distributions import missing
-from .errors import UsageError
+from .errors import UsageError, suggest
 
 if TYPE_CHECKING:
     from .named_model import NamedModel
@@ -28,8 +28,12 @@ def resolve(
     """
     config = NAMES.get(os.fspath(model), os.fspath(model))
     if checkpoint is None and (config not in PUBLISHED or PUBLISHED[config].start_of):
+        timm = {row.timm: name for name, row in PUBLISHED.items() if row.timm}
+        close = suggest(config, PUBLISHED)
+        if config in timm:
+            close = f', did you mean {timm[config]!r}?'
         names = ', '.join(n for n, row in PUBLISHED.items() if not row.start_of)
-        raise UsageError(f'{config!r} needs a checkpoint; published weights are {names}')
+        raise UsageError(f'{config!r} needs a checkpoint{close}; published weights are {names}')
     return config, f'{SCHEME}{config}' if checkpoint is None else os.fspath(checkpoint)
 
 

@@ -16,12 +16,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.functional import normalize, rgb_to_grayscale
 
+from .checkpoints.preparation import IMAGENET, OPTIONS, Preparation
 from .distributions import missing
 from .errors import CheckpointError, UsageError, first_line, suggest
 from .pictures import open_picture
-
-# ImageNet's, as in the recipes.
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
@@ -47,15 +45,20 @@ class NamedModel:
 
     @property
     def notes(self) -> dict[str, str]:
-        """How a timm model's images, of 0 to 255, are prepared, and its classes, each as JSON."""
+        """How images of 0 to 255 are prepared, and the classes of a timm model, each as JSON."""
         if self.config is not None:
-            return {}
-        cfg = timm.data.resolve_model_data_config(self.model)
-        scaled: dict[str, Any] = {key: [255 * x for x in cfg[key]] for key in ('mean', 'std')}
-        pretrained: Any = self.model.pretrained_cfg
-        if self.weights and pretrained.get('label_names'):
-            scaled['classes'] = list(pretrained['label_names'])
-        return {key: json.dumps(value) for key, value in (scaled | dict(to_rgb=True)).items()}
+            model, top = self.config.model, self.config.get('data_preprocessor')
+            preprocessor = model.get('data_preprocessor') or top or {}
+            keys = {'mean', 'std', *preprocessor} & {*OPTIONS, 'pad_size_divisor'}
+            notes = {key: preprocessor.get(key) for key in sorted(keys)}
+        else:
+            timms = _of_timm(self.model)
+            notes = {k: [round(255 * x, 3) for x in getattr(timms, k)] for k in ('mean', 'std')}
+            notes['to_rgb'] = True
+            pretrained: Any = self.model.pretrained_cfg
+            if self.weights and pretrained.get('label_names'):
+                notes['classes'] = list(pretrained['label_names'])
+        return {key: json.dumps(value) for key, value in notes.items()}
 
     @property
     def backbone(self) -> nn.Module:
@@ -70,25 +73,20 @@ class NamedModel:
 
     def prepare(self, picture: Tensor) -> Tensor:
         """RGB in [0, 1], `(3, H, W)`, as the model gets it in a test, `(C, H, W)`."""
-        preprocessor = getattr(self.model, 'data_preprocessor', None)
-        if preprocessor is None and self.config is None:
-            config = timm.data.resolve_model_data_config(self.model)
-            return normalize(picture, config['mean'], config['std'])
-        return preprocessed(picture, preprocessor, image_channels(self.model))
+        preprocessor: Any = getattr(self.model, 'data_preprocessor', None)
+        if preprocessor is None:
+            source = _of_timm(self.model) if self.config is None else IMAGENET
+            return normalize(picture, source.mean, source.std)
+        pixels = (255 * picture).round().byte()
+        pixels = rgb_to_grayscale(pixels) if image_channels(self.model) == 1 else pixels.flip(0)
+        inputs = preprocessor(dict(inputs=[pixels], data_samples=None))['inputs'][0]
+        # Without what fills it up to a multiple.
+        return inputs[:, : picture.shape[1], : picture.shape[2]].float()
 
 
-def preprocessed(picture: Tensor, preprocessor: Any, channels: int) -> Tensor:
-    """RGB in [0, 1], `(3, H, W)`, as a model of so many channels gets it by its preprocessor.
-
-    Without one it is normalised as in ImageNet's recipes.
-    """
-    if preprocessor is None:
-        return as_in_imagenet(picture)
-    pixels = (255 * picture).round().byte()
-    pixels = rgb_to_grayscale(pixels) if channels == 1 else pixels.flip(0)
-    inputs = preprocessor(dict(inputs=[pixels], data_samples=None))['inputs'][0]
-    # Without what fills it up to a multiple.
-    return inputs[:, : picture.shape[1], : picture.shape[2]].float()
+def _of_timm(model: nn.Module) -> Preparation:
+    config = timm.data.resolve_model_data_config(model)
+    return Preparation(config['mean'], config['std'])
 
 
 def is_timm(name: str) -> bool:
@@ -179,4 +177,4 @@ def read_picture(path: Path, size: tuple[int, int], keep_ratio: bool = False) ->
 
 def as_in_imagenet(picture: Tensor) -> Tensor:
     """A picture `(3, H, W)` normalised as the recipes do."""
-    return normalize(picture, MEAN, STD)
+    return normalize(picture, IMAGENET.mean, IMAGENET.std)

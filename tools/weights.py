@@ -17,11 +17,15 @@ def main() -> None:
     names = parser.parse_args().names
     with cli.plain_errors():
         from mmvttt.checkpoints.published import SCHEME, listing, published
+
+        rows = [published(name) for name in names]
+        if not rows:
+            print(listing())
+            return
+        # Needs NumPy and Pillow.
         from mmvttt.checkpoints.sources import find_source
 
-        if not names:
-            print(listing())
-        for row in [published(name) for name in names]:
+        for row in rows:
             source = find_source(f'{SCHEME}{row.name}')
             source.require_intact()
             print(f'{row.name}: {source.files[0]}')

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import stat
+import sys
 import time
 from base64 import b64encode
 from http.client import HTTPException, HTTPResponse
@@ -53,10 +54,12 @@ def shown(source: str) -> str:
 
 
 def cache() -> Path:
-    """The folder of downloads, torch's: TORCH_HOME decides."""
-    import torch
-
-    return Path(torch.hub.get_dir(), 'checkpoints')
+    """The folder of downloads, torch's: TORCH_HOME decides, or `torch.hub.set_dir`."""
+    if torch := sys.modules.get('torch'):
+        return Path(torch.hub.get_dir(), 'checkpoints')
+    # As torch has it, whose import takes seconds.
+    default = Path(os.environ.get('XDG_CACHE_HOME', '~/.cache'), 'torch')
+    return Path(os.environ.get('TORCH_HOME', default), 'hub', 'checkpoints').expanduser()
 
 
 def download(url: str, path: Path, sha256: str = '') -> None:

@@ -32,6 +32,11 @@ class Preparation(NamedTuple):
     swapped: bool | None = None
 
 
+IMAGENET = Preparation([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+# Options of a data_preprocessor in the notes of an exported file.
+OPTIONS = ('mean', 'std', 'bgr_to_rgb', 'to_rgb')
+
+
 def of_preprocessor(preprocessor: Any) -> Preparation:
     """The preparation by a `data_preprocessor` of OpenMMLab: the built one, or its options."""
 

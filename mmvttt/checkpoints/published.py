@@ -33,6 +33,7 @@ class Published:
         authors: The repository that publishes them; '' for mmvttt's own.
         licence: The licence of the code there; none is stated for the weights.
         layout: Whose names the tensors have: 'mmvttt', 'ViT³', 'DiT' or 'DeiT'.
+        timm: The name and tag that timm knows them by, if it does.
         start_of: The config that starts from them, where none is for them.
         sha256, size: Digest and number of bytes of the file, where somebody has seen it.
     """
@@ -44,6 +45,7 @@ class Published:
     authors: str = ''
     licence: str = ''
     layout: str = 'ViT³'
+    timm: str = ''
     start_of: str = ''
     sha256: str = ''
     size: int = 0
@@ -52,14 +54,19 @@ class Published:
 def _table() -> dict[str, Published]:
     classify, detect, segment = 'classification', 'detection', 'segmentation'
     rows = [
+        Published(name, classify, results, _ADDRESS.format(file), timm=timm, **_VIT3)
+        for name, file, results, timm in (
+            ('vit3_t_in1k', 'e12d1bd1c20c4e06a2da', 'top-1 76.5', 'vit3_tiny_patch16_224.in1k'),
+            ('vit3_s_in1k', '4ab59ca54b474dff9b70', 'top-1 81.6', 'vit3_small_patch16_224.in1k'),
+            ('vit3_b_in1k', 'c9e9bb09f85d449ab8cf', 'top-1 82.6', 'vit3_base_patch16_224.in1k'),
+            ('hvit3_t_mesa_in1k', 'f0c7c73ceabe49b7b161', 'top-1 84.0', 'h_vit3_tiny.mesa_in1k'),
+            ('hvit3_s_mesa_in1k', '3eeab8621a7f43929a87', 'top-1 84.9', 'h_vit3_small.mesa_in1k'),
+            ('hvit3_b_mesa_in1k', '1d0d7fb840254275b29d', 'top-1 85.5', 'h_vit3_base.mesa_in1k'),
+        )
+    ]
+    rows += [
         Published(name, task, results, _ADDRESS.format(file), **_VIT3)
         for name, task, file, results in (
-            ('vit3_t_in1k', classify, 'e12d1bd1c20c4e06a2da', 'top-1 76.5'),
-            ('vit3_s_in1k', classify, '4ab59ca54b474dff9b70', 'top-1 81.6'),
-            ('vit3_b_in1k', classify, 'c9e9bb09f85d449ab8cf', 'top-1 82.6'),
-            ('hvit3_t_mesa_in1k', classify, 'f0c7c73ceabe49b7b161', 'top-1 84.0'),
-            ('hvit3_s_mesa_in1k', classify, '3eeab8621a7f43929a87', 'top-1 84.9'),
-            ('hvit3_b_mesa_in1k', classify, '1d0d7fb840254275b29d', 'top-1 85.5'),
             ('maskrcnn_hvit3_t_1x', detect, 'a00315bbfd504edebfb0', 'box AP 47.3, mask AP 42.8'),
             ('maskrcnn_hvit3_s_1x', detect, 'b42d36b21a5e44d0b266', 'box AP 49.1, mask AP 44.1'),
             ('maskrcnn_hvit3_b_1x', detect, '4a641d087ca248e8804b', 'box AP 50.0, mask AP 44.6'),
@@ -80,6 +87,7 @@ def _table() -> dict[str, Published]:
             ('dit3_b8_in1k', 'd09682e5b50d40d48f4e', 'FID 120.82, IS 10.87'),
         )
     ]
+    nano = 'vittt_nano_patch4_32.cifar10'
     deit, dit = _ADDRESS.format('8efdb83ccae8422bb0ad'), _ADDRESS.format('ce8c6a6f96dc4d17aa80')
     rows += [
         Published(
@@ -91,7 +99,7 @@ def _table() -> dict[str, Published]:
             layout='DiT', start_of='dit5_s2_in1k_50k', **_T5,
         ),
         Published('cifar10_vit_nano', classify, 'top-1 64.2', **_OURS),
-        Published('cifar10_vittt_nano', classify, 'top-1 81.0', **_OURS),
+        Published('cifar10_vittt_nano', classify, 'top-1 81.0', timm=nano, **_OURS),
         Published('maskrcnn_vittt_nano_pedestrians', detect, 'box AP 55.0, mask AP 43.1', **_OURS),
     ]  # fmt: skip
     return {row.name: row for row in rows}

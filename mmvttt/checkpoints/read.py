@@ -134,24 +134,22 @@ def read_file(
     """
     if hasattr(checkpoint, 'read') and hasattr(checkpoint, 'seek'):
         file: Any = checkpoint
-        return _read(file, getattr(file, 'name', 'the checkpoint'), '', map_location)
+        return _read(file, '', map_location)
     if not isinstance(checkpoint, Source):
         checkpoint = find_source(checkpoint)
     checkpoint.require_intact()
     parts: dict[str, Any] = {}
     for path in checkpoint.files:
-        source = checkpoint.name if len(checkpoint.files) == 1 else os.fspath(path)
         with open(path, 'rb') as opened:
-            parts[path.name] = _read(opened, source, os.fspath(path), map_location, mmap)
+            parts[path.name] = _read(opened, os.fspath(path), map_location, mmap)
     if checkpoint.index is not None:
         return _joined(parts, checkpoint.index)
     return parts[checkpoint.files[0].name]
 
 
-def _read(
-    file: IO[bytes], source: str, path: str, map_location: Any = 'cpu', mmap: bool = False
-) -> Any:
-    """The content of an open file, of `path` if it is one on disk; `source` names it in errors."""
+def _read(file: IO[bytes], path: str, map_location: Any = 'cpu', mmap: bool = False) -> Any:
+    """The content of an open file, of `path` if it is one on disk."""
+    source = path or getattr(file, 'name', 'the checkpoint')
     with ExitStack() as stack:
         try:
             if path.endswith('.safetensors'):
@@ -174,7 +172,7 @@ def _read(
             file.seek(0)
             if file.read(1) == b'<':
                 raise CheckpointError(
-                    f'{path or source!r} is a web page and not a checkpoint: download it again'
+                    f'{source!r} is a web page and not a checkpoint: download it again'
                 ) from None
             raise RefusedCheckpointError(
                 f'{source!r} is not read: it holds {_refused_object(error)}, which is more than '

@@ -34,7 +34,6 @@ _FILES = (
     'open_clip_model.safetensors',
 )
 
-
 # A config is small; what is larger is none.
 _LARGEST_CONFIG = 2**24
 
@@ -94,7 +93,7 @@ class Source:
             CheckpointError: A file has changed, or cannot be read.
         """
         for path in self.files:
-            source = self.name if len(self.files) == 1 else os.fspath(path)
+            source = os.fspath(path)
             if path.exists() and not path.is_file():
                 # A pipe would block.
                 raise CheckpointError(f'{source!r} is not a regular file')
@@ -106,7 +105,7 @@ class Source:
                 raise CheckpointError(f'{source!r} cannot be read: {error.strerror}') from error
             if not digest.startswith(expected):
                 raise CheckpointError(
-                    f'{os.fspath(path)!r} is damaged: its digest is {digest}, and was {expected}; '
+                    f'{source!r} is damaged: its digest is {digest}, and was {expected}; '
                     'delete it and download it again (or rename it, if the digits in its name are '
                     'no digest)'
                 )

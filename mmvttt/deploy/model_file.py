@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +32,6 @@ def write_model(
     fixed_size: bool = False,
     decompose: bool = False,
     images: Sequence[str | os.PathLike[str]] = (),
-    notes: Mapping[str, str] | None = None,
     predictions: Compares | None = None,
 ) -> Iterator[Comparison]:
     """Writes a network and compares the file with it on several batches and sizes.
@@ -48,7 +47,6 @@ def write_model(
         fixed_size: Fix height and width; the batch is free.
         decompose: See `export_module`.
         images: Photographs to compare on, in place of noise.
-        notes: Metadata of the file, beside the model's name and the shape of its images.
         predictions: Compares a network that ends in predictions, for one image of one size;
             photographs are then resized to fit and padded, as they are where the file is used.
 
@@ -72,7 +70,6 @@ def write_model(
         'model': named.name,
         'image': f'float32 (B, {channels}, H, W), prepared as data_preprocessor',
         **named.notes,
-        **(notes or {}),
     }
     names = getattr(network, 'names', None)
     print(f'tracing and translating {named.name}: a minute or more', flush=True)

@@ -18,8 +18,6 @@ from mmvttt.errors import UsageError, first_line
 
 # Note of an .xml: the digest of its .bin.
 WEIGHTS = 'weights'
-# Options of a data_preprocessor in the notes of a file.
-PREPARATION = ('mean', 'std', 'bgr_to_rgb', 'to_rgb')
 # Names of OpenVINO.
 _PRECISIONS = {'float32': 'f32', 'bfloat16': 'bf16'}
 

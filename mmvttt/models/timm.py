@@ -7,7 +7,6 @@ mmpretrain classifier (`backbone.*`, `head.fc.*`): its checkpoints load as they 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import ClassifierHead
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._builder import load_pretrained
@@ -20,7 +19,8 @@ from ..arguments import check_int
 from ..checkpoints.authors import by_our_names
 from ..checkpoints.download import shown
 from ..checkpoints.match import require_match
-from ..checkpoints.published import SCHEME
+from ..checkpoints.preparation import IMAGENET
+from ..checkpoints.published import PUBLISHED, SCHEME
 from ..checkpoints.read import read_weights
 from ..errors import CheckpointMismatchError
 from .backbones import T5, HViT3, ViT3, Vittt
@@ -303,8 +303,8 @@ def _cfg(first_conv: str, **other: Any) -> dict[str, Any]:
         pool_size=None,
         crop_pct=224 / 256,
         interpolation='bicubic',
-        mean=IMAGENET_DEFAULT_MEAN,
-        std=IMAGENET_DEFAULT_STD,
+        mean=IMAGENET.mean,
+        std=IMAGENET.std,
         first_conv=first_conv,
         classifier='head.fc',
         # By `Classifier.load_pretrained`.
@@ -324,20 +324,13 @@ _MODELS: dict[str, tuple[Any, dict[str, Any], str]] = {
     )
     for arch in ('tiny', 'small', 'base')
 }
-# The published weights of some, by their tags.
-_TAGS = {
-    f'{name}_{arch}{rest}': (tag, f'{SCHEME}{short}_{arch[0]}{end}')
-    for name, short, rest, end, tag in (
-        ('vit3', 'vit3', '_patch16_224', '_in1k', '.in1k'),
-        ('h_vit3', 'hvit3', '', '_mesa_in1k', '.mesa_in1k'),
-    )
-    for arch in ('tiny', 'small', 'base')
-}
+# The published weights by the name of their model.
+_PUBLISHED = {row.timm.partition('.')[0]: row for row in PUBLISHED.values() if row.timm}
 _cfgs = {}
 for _name, (_backbone, _, _) in _MODELS.items():
-    _tag, _file = _TAGS.get(_name, ('', None))
+    _row = _PUBLISHED.get(_name)
     _conv = 'backbone.stem.0.conv' if _backbone is HViT3 else 'backbone.patch_embed.proj'
-    _cfgs[f'{_name}{_tag}'] = _cfg(_conv, file=_file)
+    _cfgs[_row.timm if _row else _name] = _cfg(_conv, file=_row and f'{SCHEME}{_row.name}')
 # configs/cifar10_vittt_nano.py, whose weights come with the package.
 _MODELS['vittt_nano_patch4_32'] = (
     Vittt,
@@ -350,7 +343,7 @@ _MODELS['vittt_nano_patch4_32'] = (
 )
 _cfgs['vittt_nano_patch4_32.cifar10'] = _cfg(
     'backbone.patch_embed.proj',
-    file=f'{SCHEME}cifar10_vittt_nano',
+    file=f'{SCHEME}{_PUBLISHED["vittt_nano_patch4_32"].name}',
     num_classes=10,
     input_size=(3, 32, 32),
     crop_pct=1.0,

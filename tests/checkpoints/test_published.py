@@ -1,16 +1,19 @@
 """`mmvttt://NAME`: the table of published weights, and where their files are looked for."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from mmvttt.by_name import resolve
+from mmvttt.checkpoints.download import cache
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.published import PUBLISHED
 from mmvttt.checkpoints.read import read_content
 from mmvttt.checkpoints.sources import find_source
-from mmvttt.errors import CheckpointMissingError
+from mmvttt.errors import CheckpointError, CheckpointMissingError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,3 +59,31 @@ def test_a_folder_takes_the_place_of_the_addresses(
     )
     with pytest.raises(CheckpointMissingError, match='vit3_t_in1k'):
         load_pretrained(model, 'mmvttt://vit3_t_in1')
+    file = tmp_path / f'vit3_t_in1k{suffix}'
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=f'{file}. is damaged'):
+        load_pretrained(model, 'mmvttt://vit3_t_in1k')
+
+
+def test_the_cache_is_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without torch's import, too."""
+    for name in ('TORCH_HOME', 'XDG_CACHE_HOME', 'NONE'):
+        monkeypatch.delenv('TORCH_HOME', raising=False)
+        monkeypatch.setenv(name, str(tmp_path))
+        expected = cache()
+        with monkeypatch.context() as context:
+            context.delitem(sys.modules, 'torch')
+            assert cache() == expected
+
+
+@pytest.mark.parametrize(
+    ('name', 'meant'),
+    [
+        ('vittt_nano_patch4_32.cifar10', 'cifar10_vittt_nano'),
+        ('h_vit3_tiny.mesa_in1k', 'hvit3_t_mesa_in1k'),
+        ('maskrcnn_hvit_t_3x', 'maskrcnn_hvit3_t_3x'),
+    ],
+)
+def test_an_unknown_name_suggests_the_nearest(name: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"did you mean '{meant}'"):
+        resolve(name)

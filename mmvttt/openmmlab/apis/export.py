@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,9 +14,7 @@ from torch import Tensor, nn
 from mmvttt.deploy.compare import Comparison, Runs
 from mmvttt.deploy.export import require_format
 from mmvttt.deploy.model_file import write_model
-from mmvttt.deploy.runtime import PREPARATION
 from mmvttt.errors import UsageError
-from mmvttt.named_model import NamedModel
 
 from ..analysis.models import find_model, samples_of, toolbox_of
 from ..models.diffusion_model import refuse_diffusion
@@ -122,18 +119,8 @@ def export_model(
     refuse_diffusion(named.config)
     network = predictor(named.model) if predictions else exportable(named.model)
     comparison = _compare_predictions if predictions else None
-    options = size, fixed_size, decompose, images, _notes(named), comparison
+    options = size, fixed_size, decompose, images, comparison
     yield from write_model(named, network, checkpoint, out, *options)
-
-
-def _notes(named: NamedModel) -> dict[str, str]:
-    """Metadata for users of the file: how images are prepared."""
-    cfg = named.config
-    if cfg is None:
-        return {}
-    preprocessor = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
-    keys = {'mean', 'std', *preprocessor} & {*PREPARATION, 'pad_size_divisor'}
-    return {key: json.dumps(preprocessor.get(key)) for key in sorted(keys)}
 
 
 @torch.no_grad()

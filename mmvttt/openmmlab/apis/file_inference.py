@@ -15,8 +15,8 @@ from mmengine.model import BaseModel
 from mmengine.structures import InstanceData, PixelData
 from torch import Tensor
 
-from mmvttt.checkpoints.preparation import differences, of_preprocessor
-from mmvttt.deploy.runtime import PREPARATION, ExportedFile, open_exported
+from mmvttt.checkpoints.preparation import OPTIONS, differences, of_preprocessor
+from mmvttt.deploy.runtime import ExportedFile, open_exported
 from mmvttt.errors import UsageError
 
 from ..registry import TRANSFORMS, type_name
@@ -100,7 +100,7 @@ def require_same_preparation(file: ExportedFile, preprocessor: Any) -> None:
     if 'mean' not in file.notes:
         # Written from a model without a config, or by another program.
         return
-    saved = of_preprocessor({k: json.loads(file.notes[k]) for k in PREPARATION if k in file.notes})
+    saved = of_preprocessor({k: json.loads(file.notes[k]) for k in OPTIONS if k in file.notes})
     for name, there, here in differences(saved, of_preprocessor(preprocessor)):
         raise UsageError(
             f'{file.path!r} was exported for images with {name}={there}, and the '
