@@ -3,7 +3,7 @@
 import os
 import shutil
 from pathlib import Path
-from runpy import run_path
+from runpy import run_path  # noqa: TID251
 
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py

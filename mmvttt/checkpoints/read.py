@@ -160,7 +160,7 @@ def _read(file: IO[bytes], path: str, map_location: Any = 'cpu', mmap: bool = Fa
             file.seek(0)
             stack.enter_context(safe_globals(allowed()))
             mapped = bool(mmap and archive and path)
-            return torch.load(
+            return torch.load(  # noqa: TID251
                 path if mapped else file,
                 map_location=map_location,
                 weights_only=True,

@@ -161,21 +161,6 @@ class Classifier(nn.Module):
             return {'image_intermediates': features, **final}
         return features if intermediates_only else (self._normed(x), features)
 
-    def get_intermediate_layers(
-        self,
-        x: Tensor,
-        n: int | Sequence[int] = 1,
-        reshape: bool = False,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-    ) -> list[Tensor]:
-        """`forward_intermediates` by DINO's name; there are no prefix tokens to return."""
-        if return_prefix_tokens:
-            raise OptionError('return_prefix_tokens=True: there are none; leave it out.')
-        form = 'NCHW' if reshape else 'NLC'
-        options: Any = dict(norm=norm, output_fmt=form, intermediates_only=True)
-        return self.forward_intermediates(x, n, **options)  # type: ignore[return-value]
-
     def _maps(self, x: Tensor, count: int) -> Iterator[Tensor]:
         """The maps `(B, C_i, h_i, w_i)` of the first `count` parts."""
         model = self.backbone
@@ -362,8 +347,6 @@ def _entrypoint(name: str) -> Callable[..., nn.Module]:
 
     def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         outs = (0, 1, 2, 3) if backbone is HViT3 else 3
-        if (overlay := kwargs.get('pretrained_cfg_overlay') or {}).get('file'):
-            kwargs['pretrained_cfg_overlay'] = {'custom_load': True, **overlay}
         return build_model_with_cfg(
             StagedClassifier if backbone is HViT3 else Classifier,
             name,

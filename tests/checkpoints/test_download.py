@@ -1,10 +1,10 @@
 """Downloads: once, resumed, whole, compared; and errors that say what to do."""
 
-import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,17 +13,13 @@ import torch
 from mmvttt.checkpoints import download
 from mmvttt.checkpoints.published import published_file
 from mmvttt.checkpoints.read import read_content
+from mmvttt.checkpoints.sources import without_password
 from mmvttt.errors import CheckpointError, CheckpointMissingError
 
 from .file_server import Share, serve
+from .pickles import Reduced, saved
 
 NAME = 'vit3_t_in1k'
-
-
-def saved(content: object) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    return buffer.getvalue()
 
 
 SMALL = saved({'a': torch.arange(5000)})
@@ -64,6 +60,51 @@ def test_a_transfer_goes_on_where_it_broke(share: Share, tmp_path: Path, leave: 
     ranges = [ranged for _, ranged in share.requests if ranged]
     assert ranges == [f'bytes={n}-' for n in ((10_000, 20_000, 30_000) if leave else (10_000,))]
     assert files(tmp_path) == ['.a.pth.sha256', 'a.pth']
+
+
+def test_two_sites_may_have_a_file_of_one_name(share: Share) -> None:
+    assert len(read_content(f'{share.address}/x/a.pth')['a']) == 5000
+    share.files['a.pth'] = saved({'a': torch.arange(3)})
+    assert len(read_content(f'{share.address}/y/a.pth')['a']) == 3
+
+
+def test_what_is_downloaded_runs_nothing(share: Share, tmp_path: Path) -> None:
+    """mmengine's own loader unpickles what comes from a URL."""
+    share.files['evil.pth'] = saved(Reduced(os.mkdir, str(tmp_path / 'ran')))
+    readers = [read_content]
+    if find_spec('mmengine'):
+        from mmengine.runner.checkpoint import _load_checkpoint
+
+        assert len(_load_checkpoint(f'{share.address}/x/a.pth')['a']) == 5000
+        readers.append(_load_checkpoint)
+    for read in readers:
+        with pytest.raises(CheckpointError, match=r'evil\.pth.*could run code'):
+            read(f'{share.address}/x/evil.pth')
+    assert not (tmp_path / 'ran').exists()
+
+
+@pytest.mark.skipif(not find_spec('mmengine'), reason='a training')
+def test_the_password_of_a_url_is_not_shown(
+    share: Share, tmp_path: Path, run: Callable, capfd: pytest.CaptureFixture
+) -> None:
+    url = share.address.replace('//', '//me:secret@') + '/x/private.pth'
+    with pytest.raises(CheckpointError, match='404') as caught:
+        read_content(url)
+    import tiny
+
+    share.files['private.pth'] = saved({'state_dict': tiny.TinyModel().state_dict()})
+    # A function that logs its argument gets the file.
+    file = without_password(url)
+    assert 'state_dict' in read_content(file)
+    assert 'secret' not in f'{caught.value}{file}'
+    assert without_password(share.address) == share.address
+    init = {'load_from': url, 'tta_model.init_cfg': [dict(type='Pretrained', checkpoint=url)]}
+    run('train', cfg_options={**init, 'train_cfg.max_epochs': 1}, work_dir='run')
+    run('evaluate', url, work_dir='run')
+    written = [path.read_bytes() for path in (tmp_path / 'run').rglob('*') if path.is_file()]
+    assert len(written) > 3
+    assert not any(b'secret' in content for content in written)
+    assert 'secret' not in ''.join(capfd.readouterr())
 
 
 def test_another_version_is_not_appended(share: Share, tmp_path: Path) -> None:

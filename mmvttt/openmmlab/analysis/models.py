@@ -48,7 +48,7 @@ def find_model(
         return replace(find_timm(name, cfg_options, weightless), dense=DenseForward)
     cfg = load_config(config, cfg_options=cfg_options)
     model = built(_of_config(cfg), weightless)
-    size = _SIZES.get(toolbox_of(model), (224, 224))
+    size = _SIZES.get(toolbox_of(model) or '', (224, 224))
     return NamedModel(Path(config).stem, model, size, cfg, DenseForward)
 
 
@@ -79,13 +79,14 @@ def load_model(
 ) -> NamedModel:
     """A model with weights from a checkpoint, see `load_pretrained`, or from its `init_cfg`."""
     named = find_model(name, cfg_options)
+    model: Any = named.model
     if checkpoint:
-        load_pretrained(named.model, checkpoint, key=key)
-    elif hasattr(named.model, 'init_weights'):
+        load_pretrained(model, checkpoint, key=key)
+    elif hasattr(model, 'init_weights'):
         logger = MMLogger.get_current_instance()
         logger.addFilter(_is_no_parameter)
         try:
-            named.model.init_weights()
+            model.init_weights()
         finally:
             logger.removeFilter(_is_no_parameter)
     config = named.config.model if named.config else {}
@@ -118,7 +119,7 @@ class DenseForward(nn.Module):
 
     def forward(self, image: Tensor) -> Any:
         """Preprocessed image `(B, C, H, W)` → the outputs of the heads."""
-        model = self.model
+        model: Any = self.model
         if not hasattr(model, 'extract_feat'):
             return model(image)
         features = model.extract_feat(image)
@@ -137,7 +138,8 @@ class DenseForward(nn.Module):
         return features if head is None else head(features)
 
     def _two_stages(self, features: tuple[Tensor, ...]) -> list:
-        model, roi = self.model, self.model.roi_head
+        model: Any = self.model
+        roi = model.roi_head
         heads = {kind: getattr(roi, f'{kind}_head', None) for kind in ('bbox', 'mask')}
         if any(isinstance(head, nn.ModuleList) for head in heads.values()):
             raise UsageError(

@@ -1,44 +1,27 @@
 """Contents of a checkpoint, as torch's weights-only reader sees them: numbers, no functions."""
 
-import copyreg
 import io
 import pickle
+import zipfile
 
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip('mmengine')
 from mmengine.logging import HistoryBuffer, MessageHub
 
 from mmvttt.checkpoints import allow_list
+from mmvttt.checkpoints.read import read_content
+from mmvttt.errors import CheckpointError
 from mmvttt.openmmlab.compat.checkpoints import _with_history
 
+from .pickles import New, Reduced, saved
 
-def through_file(content: object, protocol: int = 2) -> object:
-    buffer = io.BytesIO()
-    torch.save(content, buffer, pickle_protocol=protocol)
-    buffer.seek(0)
+
+def through_file(content: object) -> object:
     with torch.serialization.safe_globals(allow_list.allowed()):
-        return torch.load(buffer, weights_only=True)
-
-
-class Reduced:
-    """Pickles as the call of a function, with a state for what it returns."""
-
-    def __init__(self, function: object, *args: object, state: object = None) -> None:
-        self.call = (function, args) if state is None else (function, args, state)
-
-    def __reduce__(self) -> tuple:
-        return self.call
-
-
-class New(Reduced):
-    """Pickles as the making of an object, past its `__init__`."""
-
-    # The pickler wants an object of the class.
-    __class__ = property(lambda self: self.call[1][0])
-
-    def __init__(self, cls: type, *args: object, state: object = None) -> None:
-        super().__init__(copyreg.__newobj__, cls, *args, state=state)
+        return torch.load(io.BytesIO(saved(content)), weights_only=True)
 
 
 RECONSTRUCT = np.zeros(0).__reduce__()[0]
@@ -176,3 +159,30 @@ def test_the_user_s_own_list_does_no_harm() -> None:
     values = curve.data[0] if isinstance(curve, HistoryBuffer) else curve.values
     assert values.tolist() == [1.0, 3.0]
     assert loaded['a'].tolist() == [0, 1, 2]
+
+
+def archive(data: bytes, compression: int = zipfile.ZIP_STORED, times: int = 0) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, 'w', compression) as file:
+        file.writestr('a/data.pkl', b'\x80\x02}.')
+        file.writestr('a/data/0', data)
+        file.filelist += [file.getinfo('a/data/0')] * times
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ('file', 'message'),
+    [
+        (archive(bytes(10_000_000), zipfile.ZIP_DEFLATED), 'has compressed parts'),
+        (archive(bytes(100_000), times=10_000), 'parts lie on one another'),
+    ],
+)
+def test_what_asks_for_too_much_is_refused(file: bytes, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_content(io.BytesIO(file))
+
+
+def test_nothing_stays_on_torch_s_list() -> None:
+    before = {*torch.serialization.get_safe_globals()}
+    assert read_content(io.BytesIO(saved({'a': 1}))) == {'a': 1}
+    assert {*torch.serialization.get_safe_globals()} == before
