@@ -347,6 +347,9 @@ def _entrypoint(name: str) -> Callable[..., nn.Module]:
 
     def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         outs = (0, 1, 2, 3) if backbone is HViT3 else 3
+        # Else timm reads the file itself, which refuses a training's objects.
+        if (overlay := kwargs.get('pretrained_cfg_overlay') or {}).get('file'):
+            kwargs['pretrained_cfg_overlay'] = {'custom_load': True, **overlay}
         return build_model_with_cfg(
             StagedClassifier if backbone is HViT3 else Classifier,
             name,

@@ -7,9 +7,7 @@ name. Names are listed in the order of timm's model, so what is swapped or trans
 import itertools
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -194,111 +192,87 @@ def v5(names: str) -> str:
     return re.sub(r'^layer\.', 'model.layer.', names, flags=re.MULTILINE)
 
 
-def file(path: Path, content: Any, name: str = 'weights.pth') -> str:
-    torch.save(content, path / name)
-    return str(path / name)
+FILE, FOLDER, BIN, CLIP = (
+    *('weights.pth', 'model.safetensors', 'pytorch_model.bin', 'open_clip_model.safetensors'),
+)
+SHARDS, BIN_SHARDS = 'model-{}.safetensors', 'pytorch_model-{}.bin'
 
 
-def folder(path: Path, weights: Weights) -> str:
-    (path / 'config.json').write_text('{"model_type": "vit"}')
-    save_file(weights, path / 'model.safetensors')
-    return str(path)
-
-
-def shards(path: Path, weights: Weights) -> str:
-    where = {name: f'model-0000{1 + i % 2}-of-00002.safetensors' for i, name in enumerate(weights)}
-    for shard in set(where.values()):
-        save_file({n: w for n, w in weights.items() if where[n] == shard}, path / shard)
-    (path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': where}))
-    return str(path)
-
-
-def pytorch_bin(path: Path, weights: Weights) -> str:
-    file(path, weights, 'pytorch_model.bin')
-    return str(path)
-
-
-def pytorch_shards(path: Path, weights: Weights) -> str:
-    names = list(weights)
-    where = {n: f'pytorch_model-{i // 20}.bin' for i, n in enumerate(names)}
-    for shard in set(where.values()):
-        file(path, {n: weights[n] for n in names if where[n] == shard}, shard)
-    (path / 'pytorch_model.bin.index.json').write_text(json.dumps({'weight_map': where}))
-    return str(path)
-
-
-def safetensors(path: Path, weights: Weights) -> str:
-    save_file(weights, path / 'any name.safetensors')
-    return str(path / 'any name.safetensors')
-
-
-def open_clip(path: Path, weights: Weights) -> str:
-    save_file(weights, path / 'open_clip_model.safetensors')
-    return str(path)
+def written(folder: Path, weights: Weights, form: str) -> Path:
+    """A file, or the folder of files of known names; `{}` is the number of a shard."""
+    where = {name: form.format(i % 2) for i, name in enumerate(weights)}
+    for file in {*where.values()}:
+        save = save_file if form.endswith('.safetensors') else torch.save
+        save({n: w for n, w in weights.items() if where[n] == file}, folder / file)
+    if '{}' in form:
+        index = folder / f'{form.replace("-{}", "")}.index.json'
+        index.write_text(json.dumps({'weight_map': where}))
+    (folder / 'config.json').write_text('{"model_type": "vit"}')
+    return folder / FILE if form == FILE else folder
 
 
 # Kind → names, the form of the file, and the model in test_families.py.
-KINDS: dict[str, tuple[str, Callable[[Path, Any], str], str]] = {
-    'DINOv2, folder': (_DINO, folder, 'DINOv2'),
+KINDS: dict[str, tuple[str, str, str]] = {
+    'DINOv2, folder': (_DINO, FOLDER, 'DINOv2'),
     'DINOv2 giant, folder': (
         _DINO.replace('mlp.fc1. 64', 'mlp.weights_in. 96').replace(
             'mlp.fc2. 32 64', 'mlp.weights_out. 32 48'
         ),
-        folder, 'DINOv2 giant',
+        FOLDER, 'DINOv2 giant',
     ),
     'DINOv2 with registers, folder': (
         _DINO.replace('embeddings.mask', 'embeddings.register_tokens 1 4 32\nembeddings.mask'),
-        folder, 'DINOv2 with registers',
+        FOLDER, 'DINOv2 with registers',
     ),
     'DINOv2 classifier, folder': (
-        f'{under("dinov2.", _DINO)}\nclassifier. 2 64', folder, 'DINOv2',
+        f'{under("dinov2.", _DINO)}\nclassifier. 2 64', FOLDER, 'DINOv2',
     ),
-    'DINOv2, state_dict': (v5(_DINO), file, 'DINOv2'),
-    'DINOv3, folder': (_DINOV3, folder, 'DINOv3'),
+    'DINOv2, state_dict': (v5(_DINO), FILE, 'DINOv2'),
+    'DINOv3, folder': (_DINOV3, FOLDER, 'DINOv3'),
     'DINOv3 without biases, folder': (
-        re.sub(r'([qkv]_proj)\. ', r'\1.weight ', _DINOV3), folder, 'DINOv3 without biases',
+        re.sub(r'([qkv]_proj)\. ', r'\1.weight ', _DINOV3), FOLDER, 'DINOv3 without biases',
     ),
     'DINOv3 plus, folder': (
-        _DINOV3.replace('mlp.up_proj', 'mlp.{gate,up}_proj'), folder, 'DINOv3 plus',
+        _DINOV3.replace('mlp.up_proj', 'mlp.{gate,up}_proj'), FOLDER, 'DINOv3 plus',
     ),
-    'DINOv3, state_dict': (v5(_DINOV3), file, 'DINOv3'),
+    'DINOv3, state_dict': (v5(_DINOV3), FILE, 'DINOv3'),
     'SigLIP, folder of both halves': (
         under('vision_model.', _SIGLIP) + '\n' + under('text_model.', f'{_TEXT}head. 32 32')
         + '\nlogit_scale 1\nlogit_bias 1',
-        folder, 'SigLIP',
+        FOLDER, 'SigLIP',
     ),
-    'SigLIP, vision alone': (_SIGLIP, folder, 'SigLIP'),
+    'SigLIP, vision alone': (_SIGLIP, FOLDER, 'SigLIP'),
     'SigLIP 2 NaFlex, folder': (
-        under('vision_model.', _SIGLIP.replace('32 3 8 8', '32 192')), folder, 'SigLIP',
+        under('vision_model.', _SIGLIP.replace('32 3 8 8', '32 192')), FOLDER, 'SigLIP',
     ),
     'CLIP, folder of both halves': (
         under('vision_model.', _CLIP) + '\n' + under('text_model.', _TEXT)
         + '\nvision_model.embeddings.position_ids 1 37\n{visual,text}_projection.weight 32 32'
         + '\nlogit_scale',
-        folder, 'CLIP',
+        FOLDER, 'CLIP',
     ),
-    'ViT, folder': (f'{_VIT.replace("vit.", "")}\npooler.dense. 32 32', folder, 'ViT'),
-    'ViT classifier, shards': (f'{_VIT}\n{_HEAD}', shards, 'ViT'),
-    'ViT classifier, pytorch_model.bin': (f'{_VIT}\n{_HEAD}', pytorch_bin, 'ViT'),
-    'ViT classifier, shards of .bin': (f'{_VIT}\n{_HEAD}', pytorch_shards, 'ViT'),
-    'ViT, state_dict': (v5(_VIT), file, 'ViT'),
+    'ViT, folder': (f'{_VIT.replace("vit.", "")}\npooler.dense. 32 32', FOLDER, 'ViT'),
+    'ViT classifier, shards': (f'{_VIT}\n{_HEAD}', SHARDS, 'ViT'),
+    'ViT classifier, pytorch_model.bin': (f'{_VIT}\n{_HEAD}', BIN, 'ViT'),
+    'ViT classifier, shards of .bin': (f'{_VIT}\n{_HEAD}', BIN_SHARDS, 'ViT'),
+    'ViT, state_dict': (v5(_VIT), FILE, 'ViT'),
     'DeiT, folder': (
         _VIT.replace('vit.', 'deit.').replace(
             'deit.embeddings.position_embeddings 1 37',
             'deit.embeddings.distillation_token 1 1 32\ndeit.embeddings.position_embeddings 1 38',
         ) + '\ncls_classifier. 2 32\ndistillation_classifier. 2 32',
-        folder, 'DeiT',
+        FOLDER, 'DeiT',
     ),
-    'ViT-MAE, folder with decoder': (f'{_VIT}\n{_DECODER}', folder, 'ViT'),
-    'timm, safetensors': (f'{_TIMM}\nhead. 2 32', safetensors, 'ViT'),
-    'DINOv2, torch.hub': (_META_DINOV2, file, 'DINOv2'),
-    'DINOv2, chunked blocks': (_META_DINOV2.replace('blocks.', 'blocks.0.'), file, 'DINOv2'),
-    'DINOv3, torch.hub': (_META_DINOV3, file, 'DINOv3'),
-    'open_clip, CLIP': (_OPEN_CLIP, open_clip, 'CLIP'),
+    'ViT-MAE, folder with decoder': (f'{_VIT}\n{_DECODER}', FOLDER, 'ViT'),
+    'timm, safetensors': (f'{_TIMM}\nhead. 2 32', FOLDER, 'ViT'),
+    'DINOv2, torch.hub': (_META_DINOV2, FILE, 'DINOv2'),
+    'DINOv2, chunked blocks': (_META_DINOV2.replace('blocks.', 'blocks.0.'), FILE, 'DINOv2'),
+    'DINOv3, torch.hub': (_META_DINOV3, FILE, 'DINOv3'),
+    'open_clip, CLIP': (_OPEN_CLIP, CLIP, 'CLIP'),
     'open_clip, SigLIP': (
         under('visual.trunk.', re.sub('cls_token.*\n', '', _TIMM).replace('1 37', '1 36'))
         + '\n' + under('text.', _TEXT),
-        open_clip, 'SigLIP',
+        CLIP, 'SigLIP',
     ),
 }  # fmt: skip
 
@@ -309,7 +283,7 @@ def test_every_kind_loads(kind: str, tmp_path: Path) -> None:
     *_, timm_name, options, _ = CASES[case]
     weights = made_up(names)
     model = TimmViT(timm_name, model_options=options, img_size=48, patch_size=8)
-    report = load_pretrained(model, form(tmp_path, weights))
+    report = load_pretrained(model, written(tmp_path, weights, form))
     assert not report.missing
     assert not report.mismatched
     actual = model.state_dict()

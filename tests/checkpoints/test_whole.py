@@ -117,6 +117,12 @@ def test_the_index_decides_on_shards(tmp_path: Path) -> None:
     outside = _shards(tmp_path / 'outside', dict(a='x', b='../good/y'), x=dict(a=one))
     with pytest.raises(CheckpointError, match=r'not in its folder: \.\./good/y'):
         read_weights(outside)
+    torch.save([1], tmp_path / 'single' / 'list.bin')
+    (tmp_path / 'single/model.safetensors.index.json').write_text(
+        '{"weight_map": {"a": "list.bin"}}'
+    )
+    with pytest.raises(CheckpointError, match=r'a is in no shard, .* has list\.bin'):
+        read_weights(tmp_path / 'single')
 
 
 def test_a_pipe_beside_the_weights_is_no_config(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ Weights = dict[str, Tensor]
 
 
 def layer_norm(x: Tensor) -> Tensor:
-    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
+    return F.layer_norm(x, x.shape[-1:], eps=1e-6)
 
 
 def linear(x: Tensor, w: Weights, name: str) -> Tensor:
@@ -22,17 +22,11 @@ def linear(x: Tensor, w: Weights, name: str) -> Tensor:
 
 def position(h: int, w: int, channels: int) -> Tensor:
     """Channels: sines of the column, its cosines, sines of the row, its cosines."""
-    table = torch.zeros(h, w, channels, dtype=torch.float64)
     quarter = channels // 4
-    for row in range(h):
-        for column in range(w):
-            for i in range(quarter):
-                rate = 10000 ** (-i / quarter)
-                table[row, column, i] = math.sin(column * rate)
-                table[row, column, quarter + i] = math.cos(column * rate)
-                table[row, column, 2 * quarter + i] = math.sin(row * rate)
-                table[row, column, 3 * quarter + i] = math.cos(row * rate)
-    return table.reshape(h * w, channels)
+    rates = [10000 ** (-i / quarter) for i in range(quarter)]
+    places = torch.tensor([(x, y) for y in range(h) for x in range(w)], dtype=torch.float64)
+    angles = places[..., None] * torch.tensor(rates, dtype=torch.float64)
+    return torch.stack([angles.sin(), angles.cos()], 2).flatten(1)
 
 
 def time_features(t: float, dtype: torch.dtype) -> Tensor:
@@ -65,19 +59,9 @@ def dit3(
     """The output `(C', h, w)` for one image `(C, h, w)`; a DiT where there is no `cpe`."""
     height, width = latents.shape[1:]
     h, wide = height // patch, width // patch
-    kernel = w['patch_embed.weight']
-    dims = len(kernel)
-    x = torch.stack(
-        [
-            (kernel * latents[:, i * patch : (i + 1) * patch, j * patch : (j + 1) * patch]).sum(
-                (1, 2, 3)
-            )
-            + w['patch_embed.bias']
-            for i in range(h)
-            for j in range(wide)
-        ]
-    )
-    x = x + position(h, wide, dims).to(x)
+    dims = len(w['patch_embed.bias'])
+    x = F.conv2d(latents, w['patch_embed.weight'], w['patch_embed.bias'], stride=patch)
+    x = x.flatten(1).T + position(h, wide, dims).to(latents)
     time = F.silu(linear(time_features(t, x.dtype), w, 'time_embed.linear_1'))
     c = F.silu(linear(time, w, 'time_embed.linear_2') + w['label_embed.weight'][label])
     for i in range(depth):
@@ -92,13 +76,8 @@ def dit3(
         x = x + g2 * linear(y, w, f'{block}.mlp.net.2')
     shift, scale = linear(c, w, 'final_modulation').split(dims)
     x = linear(layer_norm(x) * (1 + scale) + shift, w, 'final_linear')
-    outs = x.shape[-1] // patch**2
-    image = x.new_zeros(outs, height, width)
-    for i in range(h):
-        for j in range(wide):
-            tile = x[i * wide + j].reshape(patch, patch, outs).permute(2, 0, 1)
-            image[:, i * patch : (i + 1) * patch, j * patch : (j + 1) * patch] = tile
-    return image
+    tiles = x.reshape(h, wide, patch, patch, -1)
+    return tiles.permute(4, 0, 2, 1, 3).reshape(-1, height, width)
 
 
 def dit5_mixer(x: Tensor, w: Weights, name: str, h: int, width: int, heads: int) -> Tensor:

@@ -1,6 +1,5 @@
 """T⁵ from ViTs that timm and mmpretrain build at random: bit-equal, exact, or refused by name."""
 
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -209,18 +208,12 @@ def test_partial_inheritance(without: str, lost: str, tmp_path: Path) -> None:
 def test_a_vit_is_not_loaded_by_a_third(tmp_path: Path) -> None:
     """By type='Pretrained', a model would have patches and norms of it alone."""
     source = timm().state_dict()
-    torch.save({'model': source, 'args': Namespace(lr=1)}, tmp_path / 'vit.pth')
+    torch.save({'model': source}, tmp_path / 'vit.pth')
     init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'vit.pth'))
     for backbone in (door.T5, door.ViT3, door.Vittt):
         model = backbone(ARCH, img_size=64, init_cfg=init_cfg)
         with pytest.raises(CheckpointMismatchError, match=r"type='mmvttt.InheritViT'"):
             model.init_weights()
-    # The arguments of DeiT's own script are plain data.
-    init_cfg |= dict(type='mmvttt.InheritViT', without='mlp')
-    model = door.T5(ARCH, img_size=64, init_cfg=init_cfg)
-    model.init_weights()
-    assert torch.equal(model.blocks[0].mixer.qkv.weight, source['blocks.0.attn.qkv.weight'])
-    assert not torch.equal(model.blocks[0].mlp.fc1.weight, source['blocks.0.mlp.fc1.weight'])
 
 
 def test_a_head_is_inherited_where_the_classes_are_as_many(tmp_path: Path) -> None:
