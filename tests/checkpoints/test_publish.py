@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,3 +138,12 @@ def test_mistakes_are_named(trained: Path, tmp_path: Path) -> None:
         publish_checkpoint(trained, tmp_path / 'out.pth', prefix='neck.')
     with pytest.raises(UsageError, match=r'out\.pt.*must end in \.pth or \.safet'):
         publish_checkpoint(trained, tmp_path / 'out.pt')
+
+
+def test_names_cannot_steer_the_terminal(tools: Any, tmp_path: Path) -> None:
+    path, name = tmp_path / 'a.pth', '\x1b[2Jlayer'
+    torch.save({f'{name}.weight': torch.ones(1)}, path)
+    printed = tools('checkpoint_info.py', path)
+    printed += tools.error('publish_checkpoint.py', path, tmp_path / 'b.pth', '--prefix', 'x.')
+    assert printed.count(r'\x1b[2Jlayer') == 2
+    assert '\x1b' not in printed

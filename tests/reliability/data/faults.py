@@ -231,7 +231,13 @@ OF_BOXES: dict[str, Fault] = {
     },
     # The lists.
     'an object twice': (
-        content(lambda c: c['annotations'].append({**c['annotations'][0], 'id': 99})),
+        # The last two have another category, and another image.
+        content(
+            lambda c: c['annotations'].extend(
+                {**c['annotations'][0], 'id': 99 + i, **other}
+                for i, other in enumerate(({}, dict(category_id=2), dict(image_id=3)))
+            )
+        ),
         '2 annotations have the image, category and box of another one',
         False,
     ),
