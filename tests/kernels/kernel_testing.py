@@ -116,6 +116,16 @@ def _assert_no_overflow(semantic: object, left: object, right: object, op: Calla
         assert least <= exact.min() <= exact.max() <= most, f'{dtype} overflow: {op.__name__}'
 
 
+def _precise(dot: Callable) -> Callable:
+    """`TritonSemantic.dot`, which in the interpreter is exact, with what a GPU would round seen."""
+
+    def checked(self: object, x: object, y: object, acc: object, precision: str, *args) -> object:
+        assert not x.dtype.is_fp32() or precision in ('tf32x3', 'ieee'), 'one TF32 product'
+        return dot(self, x, y, acc, precision, *args)
+
+    return checked
+
+
 @pytest.fixture(autouse=True)
 def default_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves the choice of a backend to the ops, as outside of the tests."""
@@ -137,7 +147,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture(autouse=INTERPRETING)
 def quick_and_poisoned() -> Iterator[None]:
-    """Makes the interpreter fast enough, and fresh tensors NaN: what is not written is seen."""
+    """Makes the interpreter fast enough, and sees what it hides: fresh tensors are NaN."""
     import triton.language as tl
     from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
@@ -153,6 +163,7 @@ def quick_and_poisoned() -> Iterator[None]:
         function = interpreter.InterpretedFunction
         patch.setattr(function, '__call__', lambda f, *a, **k: f.rewrite()(*a, **k))
         patch.setattr(TritonSemantic, 'binary_op_sanitize_overflow_impl', _assert_no_overflow)
+        patch.setattr(TritonSemantic, 'dot', _precise(TritonSemantic.dot))
         for module in triton_modules():
             # A launch patches the modules that it finds here; Triton's own functions use this one.
             patch.setattr(module, 'core', tl.core, raising=False)

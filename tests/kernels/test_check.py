@@ -76,6 +76,18 @@ def test_some_images_are_launched_as_the_batch(name, images):
         assert (digest(record, few) == digest(record, few, images)) is (images < 140)
 
 
+@pytest.mark.usefixtures('hopper')
+@pytest.mark.parametrize(('images', 'shared'), [(1, 255), (140, 168)])
+def test_scans_that_share_a_multiprocessor_have_fewer_registers(images, shared):
+    from ttt_kernels.ttt_linear import kernel
+
+    strides = ((24_576, 384, 192, 64, 1),) * 3
+    plan = kernel._plan((images, 63, 2, 3, 64), strides, BF16, GPU, 'fb', 64, 16, True)
+    query, key, *others = plan.backward_query, plan.backward_key, plan.backward_chain
+    assert {x.constants['maxnreg'] for x in (query, key)} == {255}
+    assert {x.constants['maxnreg'] for x in (*others, *plan.forward_scan)} == {shared}
+
+
 def wide(x):
     """Views of a packed projection of an odd width."""
     return torch.cat([x, x[..., :1]], -1)[..., :-1]

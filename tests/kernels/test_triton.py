@@ -46,43 +46,53 @@ def test_output_and_every_gradient_follow_the_definition(op, case):
 
 
 @several_programs
-@pytest.mark.parametrize('layout', ['reversed', 'expanded', 'far apart'])
-@every_op
-def test_any_strides(op, layout, monkeypatch):
-    inputs = op.make(HW, dim=32, dtype=FP16)
-    dense = dict(inputs)
-    for name in op.tokens:
-        x = inputs[name]
-        if layout == 'reversed':
-            turn = tuple(range(x.dim()))[::-1]
-            inputs[name] = x.permute(turn).contiguous().permute(turn)
-        elif layout == 'expanded':
-            inputs[name] = x[:1].expand_as(x)
-            dense[name] = inputs[name].contiguous()
-        elif op.name not in ('ttt_linear', 'deform_attn'):
-            # 5 GB of address space, of which a few pages are touched: offsets beyond 2³¹.
-            # (deform_attn copies such values, ttt_linear refuses them.)
-            monkeypatch.setattr(torch.utils.deterministic, 'fill_uninitialized_memory', False)
-            step = 180_000_000
-            strides = (x[0, 0].numel(), step, *x[0, 0].contiguous().stride())
-            x = torch.empty(15 * step, dtype=x.dtype).as_strided(x.shape, strides).copy_(x)
-            inputs[name] = x
-    assert torch.equal(on_triton(op)(inputs), on_triton(op)(dense))
+def expanded(x):
+    return x[:1].expand_as(x)
+
+
+def turned(x):
+    """In memory the dimensions before the last are in reverse."""
+    turn = (*range(x.dim() - 1)[::-1], x.dim() - 1)
+    return x.permute(turn).contiguous().permute(turn)
 
 
 @several_programs
-@pytest.mark.parametrize('layout', ['expanded', 'slice'])
+@pytest.mark.parametrize('grad', ['expanded', 'slice'])
 @every_op
-def test_strided_gradients(op, layout):
-    inputs = op.make(HW, dim=32, batch=1)
+def test_any_strides(op, grad):
+    """Of every tensor its own."""
+    inputs = op.make(HW, dim=32, batch=2)
+    # The third stays a view of a packed projection.
+    for change, name in zip((expanded, turned), op.tokens, strict=False):
+        inputs[name] = change(inputs[name])
+    dense = {n: x.contiguous() for n, x in inputs.items()}
     shape = op.call(inputs, HW).shape
-    grad = torch.ones((), dtype=FP64).expand(shape)
-    if layout == 'slice':
-        wide = normal(torch.Generator().manual_seed(2), *shape[:-1], 3 * shape[-1])
-        grad = wide[..., : shape[-1]]
-    actual = with_gradients(on_triton(op), inputs, grad=grad)
-    expected = with_gradients(on_triton(op), inputs, grad=grad.contiguous())
+    do = torch.ones((), dtype=FP64).expand(shape)
+    if grad == 'slice':
+        do = normal(torch.Generator().manual_seed(2), *shape[:-1], 3 * shape[-1])
+        do = do[..., : shape[-1]]
+    actual = with_gradients(on_triton(op), inputs, grad=do)
+    expected = with_gradients(on_triton(op), dense, grad=do.contiguous())
+    assert torch.equal(actual[0], expected[0])
     assert all(torch.equal(actual[1][n], x) for n, x in expected[1].items())
+
+
+@several_programs
+@pytest.mark.parametrize('name', sorted(OPS.keys() - {'ttt_linear', 'deform_attn'}))
+def test_offsets_beyond_32_bits(name, monkeypatch):
+    """5 GB of address space, of which a few pages are touched.
+
+    deform_attn copies such values, ttt_linear refuses them.
+    """
+    op = OPS[name]
+    inputs = op.make(HW, dim=32, dtype=FP16)
+    dense = dict(inputs)
+    monkeypatch.setattr(torch.utils.deterministic, 'fill_uninitialized_memory', False)
+    for n in op.tokens:
+        x, step = inputs[n], 180_000_000
+        strides = (x[0, 0].numel(), step, *x[0, 0].contiguous().stride())
+        inputs[n] = torch.empty(15 * step, dtype=x.dtype).as_strided(x.shape, strides).copy_(x)
+    assert torch.equal(on_triton(op)(inputs), on_triton(op)(dense))
 
 
 @several_programs
