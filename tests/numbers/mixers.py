@@ -1,4 +1,4 @@
-"""The token mixers by name, with weights of the size of trained ones: every kind that there is."""
+"""The token mixers by name, with weights of the size of trained ones, and backbones."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,6 +8,9 @@ from precision import Function
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from mmvttt import ViTAdapter
+from mmvttt.models.backbones import T5 as T5_
+from mmvttt.models.backbones import HViT3, ViT3, Vittt
 from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer
 from mmvttt.models.layers.rope import rotation_2d
 
@@ -102,9 +105,23 @@ STEPS = ('eta_bias', 'token_scale')
 # So are these: where all tokens are equal, attention does not feel its queries and keys, nor a
 # convolution behind the instance norm its input, and terms of the size of the output cancel.
 CANCELLING = (*STEPS, 'inner.wq', 'inner.wk', 'k_conv.weight', 'k_conv.bias')
-# Loud tokens give one key all of the weight. The gradient of the scores is then 0, and torch's is
-# the rounding of a difference of equals, times a loud key.
-SATURATED = {'softmax attention': ('x', 'qkv.weight', 'qkv.bias')}
+
+
+def backbone(build: Callable[[], nn.Module]) -> Mixer:
+    """A backbone, of images `(B, 3, H, W)`."""
+    return Mixer(lambda: build().eval(), lambda *_: ())
+
+
+PLAIN = dict(embed_dims=64, num_layers=2, num_heads=2, feedforward_channels=96)
+STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
+ADAPTER = dict(conv_inplane=16, norm_layer='BN', init_values=0.5)
+BACKBONES = {
+    'Vittt': backbone(lambda: Vittt(PLAIN, img_size=64)),
+    'ViT3': backbone(lambda: ViT3(PLAIN)),
+    'T5+': backbone(lambda: T5_(PLAIN, img_size=64, mixer=dict(neighborhood=3))),
+    'HViT3': backbone(lambda: HViT3(STAGES)),
+    'ViTAdapter': backbone(lambda: ViTAdapter(Vittt(PLAIN, img_size=64), **ADAPTER)),
+}
 
 
 def leaves_of(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -123,6 +140,7 @@ def function_of(
         x = leaves.pop('x')
         half = dtype in (torch.bfloat16, torch.float16)
         with torch.autocast(device, dtype if half else torch.bfloat16, enabled=half):
-            return functional_call(module, leaves, (x, *rest))
+            out = functional_call(module, leaves, (x, *rest))
+        return out if isinstance(out, Tensor) else torch.cat([y.flatten(1) for y in out], dim=1)
 
     return function

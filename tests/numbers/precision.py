@@ -26,7 +26,7 @@ Three more errors are no matter of growth, and have an allowance of their own:
 from collections.abc import Callable, Collection, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4, torch.float16: 4}
@@ -50,36 +50,6 @@ def evaluate(function: Function, leaves: Tensors, grad: Tensor) -> dict[str, Ten
         output, list(leaves.values()), grad.to(output), allow_unused=True, materialize_grads=True
     )
     return {OUTPUT: output.detach(), **dict(zip(leaves, grads, strict=True))}
-
-
-class Reach:
-    """The largest numbers that the layers of a module met since this was made.
-
-    Attributes:
-        forward: Of their inputs and outputs.
-        backward: Of the gradients of the outputs.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.forward = self.backward = 0.0
-        for part in module.modules():
-            part.register_forward_hook(self._on_forward)
-
-    def _on_forward(self, _: nn.Module, inputs: tuple, output: object) -> None:
-        self.forward = max(self.forward, largest(inputs), largest(output))
-        for x in output if isinstance(output, tuple) else (output,):
-            if x.requires_grad:
-                x.register_hook(self._on_backward)
-
-    def _on_backward(self, grad: Tensor) -> None:
-        self.backward = max(self.backward, largest(grad))
-
-
-def largest(values: object) -> float:
-    """The largest magnitude in a tensor or a tuple of tensors; infinite where there is a NaN."""
-    values = values if isinstance(values, tuple) else (values,)
-    values = [x for x in values if isinstance(x, Tensor) and x.is_floating_point()]
-    return max((x.detach().abs().nan_to_num(torch.inf).max().item() for x in values), default=0.0)
 
 
 def moved(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
