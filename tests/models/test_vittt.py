@@ -269,16 +269,22 @@ def test_the_middle_token_and_what_is_read_at_its_place() -> None:
     assert torch.equal(model.to_output(x, (1, 7), **extras), x[:, 3])
 
 
-def test_views_and_steps_of_a_mixer() -> None:
+@pytest.mark.parametrize('taps', [0, 1])
+def test_views_and_steps_of_a_mixer(taps: int) -> None:
     """Queries, keys and values are the projection's in this order; η = σ(…) / d of a head."""
-    mixer = TTTLinearMixer(32, 2, directions=['forward'], share_qk=False, conv_kernel=0)
+    mixer = TTTLinearMixer(32, 2, directions=['forward'], share_qk=False, conv_kernel=taps)
     x = torch.randn(1, 5, 32)
-    views = F.linear(x, mixer.in_proj.weight[:96]).unflatten(-1, (3, 1, 2, 16)).unbind(2)
-    *actual, eta, _ = mixer.project(x)
-    for view, expected in zip(actual, views, strict=True):
-        torch.testing.assert_close(view, expected)
-    assert 0 < eta.max() < 1 / 16
-    assert eta.mean() > 0.5 * 0.1 / 16
+    *views, eta = F.linear(x, mixer.in_proj.weight).split([32, 32, 32, 2], -1)
+    if taps:
+        # A convolution of one tap is a gain.
+        views[:2] = (
+            view * conv.weight[0, :, 0]
+            for view, conv in zip(views, (mixer.q_conv, mixer.k_conv), strict=False)
+        )
+    *actual, steps, _ = mixer.project(x)
+    for one, view in zip(actual, views, strict=True):
+        torch.testing.assert_close(one, view.unflatten(-1, (1, 2, 16)))
+    torch.testing.assert_close(steps, eta.sigmoid().unflatten(-1, (1, 2)) / 16)
 
 
 def test_the_epsilon_of_the_inner_norm() -> None:
