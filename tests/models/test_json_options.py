@@ -15,7 +15,7 @@ import mmvttt.models.timm
 from mmvttt.models import build
 from mmvttt.models.layers.inner_models import INNER_MODELS
 from mmvttt.models.layers.inner_options import InnerOptions
-from mmvttt.models.layers.json_options import from_json, to_json
+from mmvttt.models.layers.json_options import from_json
 from mmvttt.models.layers.key_norms import KEY_NORMS
 from mmvttt.models.layers.mixer import MIXERS, build_mixer, resolve_mixer
 from mmvttt.models.linearize.folder import save_pretrained
@@ -124,14 +124,6 @@ def test_a_folder_names_no_other_source(args, tmp_path):
         load()
     with pytest.raises(TypeError, match=r"linear_vit\(\) missing .* 'source'"):
         timm.create_model('linear_vit')
-
-
-def test_names_come_back_as_the_parts():
-    options = dict(inner=dict(type=INNER_MODELS['MLP'], ratio=2), key_norm='layer', epochs=2)
-    written = to_json(options)
-    assert written == dict(inner=dict(type='MLP', ratio=2), key_norm='layer', epochs=2)
-    assert from_json(json.loads(json.dumps(written)))['inner']['type'] is INNER_MODELS['MLP']
-    assert to_json(from_json(written)) == written
 
 
 def test_inner_options_have_one_form():

@@ -207,8 +207,6 @@ ENTRIES = [
         ({name: value}, f"{name}='?{value}'? and not '?{ours}'?")
         for name, value, ours in (
             ('num_attention_heads', 4, 2),
-            ('num_hidden_layers', 3, 2),
-            ('num_register_tokens', 0, 4),
             ('hidden_act', 'gelu_pytorch_tanh', 'gelu'),
             ('layer_norm_eps', 1e-3, 1e-05),
             ('rope_theta', 1000.0, 100.0),

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mmvttt.models.adapters import ViTAdapter
 from mmvttt.models.adapters.deformable_attention import DeformableAttention, Level, SamplingGrid
-from mmvttt.models.adapters.vit_adapter import _Doubling, _resize
+from mmvttt.models.adapters.vit_adapter import _resize
 from mmvttt.models.backbones import Vittt
 from ttt_kernels import deform_attn
 
@@ -111,24 +111,6 @@ def test_resize_keeps_the_place(stride, size):
     inner = slice(border, -border)
     torch.testing.assert_close(resized[inner, inner], expected[inner, inner], rtol=1e-9, atol=1e-9)
     assert resized.shape == expected.shape
-
-
-@pytest.mark.parametrize('size', [(1, 1), (3, 5)])
-def test_doubling_is_the_transposed_convolution(size):
-    torch.manual_seed(0)
-    up = _Doubling(6, 4, 2, stride=2).double()
-    # A view of tokens, as it gets.
-    x = torch.randn(2, *size, 6, dtype=torch.float64).permute(0, 3, 1, 2).requires_grad_()
-    leaves = [x, *up.parameters()]
-    expected = F.conv_transpose2d(x, up.weight, up.bias, stride=2)
-    actual, grad = up(x), torch.randn_like(expected)
-    torch.testing.assert_close(actual, expected)
-    for a, b in zip(
-        torch.autograd.grad(actual, leaves, grad),
-        torch.autograd.grad(expected, leaves, grad),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b)
 
 
 def definition(model, x):

@@ -9,7 +9,8 @@ from mmengine.registry import Registry
 from torch import Tensor
 
 from mmvttt.models import ViT3
-from mmvttt.models.layers import InnerModel, TTTMixer, ViT3Mixer, resolve_mixer
+from mmvttt.models.layers import InnerModel, TTTMixer, ViT3Mixer
+from mmvttt.models.layers.mixer import resolve_mixer
 from mmvttt.openmmlab.registry import INNER_LOSSES, INNER_MODELS, KEY_NORMS
 
 from ..models.test_mixer_contract import ADAPTER, BACKBONES, CASES, Mean, mixers_of, step

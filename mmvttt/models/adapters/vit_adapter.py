@@ -197,7 +197,7 @@ class ViTAdapter(nn.Module):
             for i in range(len(_STRIDES))
         )
         if with_stride4:
-            self.up = _Doubling(dims, dims, 2, stride=2)
+            self.up = nn.ConvTranspose2d(dims, dims, 2, stride=2)
             # The original's rule for convolutions: fan-out, with four taps.
             nn.init.normal_(self.up.weight, std=(2 / (4 * dims)) ** 0.5)
             nn.init.zeros_(self.up.bias)
@@ -268,25 +268,6 @@ class ViTAdapter(nn.Module):
         """Names of parameters that must not decay, beyond norms, biases and 1-D ones."""
         names = getattr(self.backbone, 'no_weight_decay', set)()
         return {'level_embed'} | {f'backbone.{name}' for name in names}
-
-
-class _Doubling(nn.ConvTranspose2d):
-    """A transposed 2×2 convolution of stride 2 as a matrix product.
-
-    Its windows do not overlap: every cell becomes four by one linear map. The input is a view of
-    tokens, for which torch's convolution gradient on a CPU is eight times slower than the forward
-    pass.
-    """
-
-    # Without the option `output_size`.
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """`(B, C, h, w)` → `(B, C, 2h, 2w)`."""
-        # Not len(x), which would fix the batch of an export.
-        weight = self.weight.flatten(1).T.expand(x.shape[0], -1, -1)
-        bias = self.bias.repeat_interleave(4)[:, None]
-        return F.pixel_shuffle(
-            torch.baddbmm(bias, weight, x.flatten(2)).unflatten(2, x.shape[2:]), 2
-        )
 
 
 def _resize(features: Tensor, stride: int, size: tuple[int, int]) -> Tensor:

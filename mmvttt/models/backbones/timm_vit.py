@@ -261,7 +261,7 @@ class TimmViT(PlainBackbone):
         if wrong:
             raise CheckpointMismatchError(
                 f'{source!r} is of a model with {"; ".join(wrong)}, which its tensors do not show: '
-                'set model_options (num_heads, depth, reg_tokens, norm_layer, act_layer), out_type '
+                'set model_options (num_heads, norm_layer, act_layer, …), out_type '
                 f'or patch_size of TimmViT({self._source[0]!r}, …), or take another timm model'
             )
 
@@ -269,11 +269,8 @@ class TimmViT(PlainBackbone):
         """The value of this model for each entry of transformers' config."""
         block = self.blocks[0]
         act = getattr(block.mlp, 'act', None)
-        registers = self.reg_token.shape[1] if isinstance(self.reg_token, Tensor) else 0
         facts = {
             'num_attention_heads': block.attn.num_heads,
-            'num_hidden_layers': len(self.blocks),
-            'num_register_tokens': registers,
             'layer_norm_eps': block.norm1.eps,
             'hidden_act': None if act is None else _activation(act),
             'rope_theta': getattr(self.rope, 'temperature', None),

@@ -6,27 +6,14 @@ from mmvttt.on_demand import OnDemand
 
 if TYPE_CHECKING:
     from .inner_models import InnerModel
-    from .inner_options import InnerOptions
-    from .mixer import build_mixer, resolve_mixer
     from .ttt_linear_mixer import TTTLinearMixer
     from .ttt_mixer import InnerTraining, TTTMixer
     from .vit3_mixer import ViT3Mixer
 
-__all__ = [
-    'InnerModel',
-    'InnerOptions',
-    'InnerTraining',
-    'TTTLinearMixer',
-    'TTTMixer',
-    'ViT3Mixer',
-    'build_mixer',
-    'resolve_mixer',
-]
+__all__ = ['InnerModel', 'InnerTraining', 'TTTLinearMixer', 'TTTMixer', 'ViT3Mixer']
 _NAMES = OnDemand(
     __name__,
     inner_models='InnerModel',
-    inner_options='InnerOptions',
-    mixer='build_mixer resolve_mixer',
     ttt_linear_mixer='TTTLinearMixer',
     ttt_mixer='InnerTraining TTTMixer',
     vit3_mixer='ViT3Mixer',
