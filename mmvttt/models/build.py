@@ -1,7 +1,7 @@
 """Builds parts of a model from an option: a class, a callable, a name, or a dict.
 
 `mixer=`, `inner=`, `loss=`, `key_norm=`, `norm_layer=` and `backbone=` all go through here. A name
-is one of `parts`, the library's own; names of other packages are looked up in OpenMMLab's
+is one of `parts`, the library's own. Names of other packages are looked up in OpenMMLab's
 registries once `mmvttt.openmmlab` is imported. `option` is the option's name, for errors.
 """
 

@@ -95,15 +95,15 @@ def distillation_losses(
     """Differences between a model and its source, on images `(B, 3, H, W)`.
 
     Args:
-        source: The teacher, in evaluation mode; it gets no gradients.
+        source: The teacher, in evaluation mode, which gets no gradients.
         model: A model of the same tokens: the source after `linearize`.
-        loss: 'nmse', squared error over the source's variance; 'cosine', 1 − its mean; or
-            'smooth_l1', in units of the source's deviation. Prefix tokens (class, registers) and
+        loss: 'nmse' is the squared error over the source's variance, 'cosine' 1 − the mean cosine,
+            'smooth_l1' in units of the source's deviation. Prefix tokens (class, registers) and
             patches count half each.
-        depths: 'all' blocks and the final norm, 'last' for the final norm alone, or indices of
-            blocks (the norm is the one behind the last).
-        blockwise: Each block works on what the source's block before it returns, and learns from
-            itself alone.
+        depths: 'all' blocks and the final norm, 'last' for only the final norm, or indices of
+            blocks, where the norm follows the last block.
+        blockwise: Whether each block works on the output of the source's block before it, and
+            learns only from its own output.
 
     Returns:
         `loss_distil`, the mean over the depths, and by depth `explained_0` … `explained_last`: the

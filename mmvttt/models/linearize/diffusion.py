@@ -31,12 +31,12 @@ _TO_PROCESSORS = {
 MODELS = tuple(_TO_PROCESSORS)
 _STACKS = ('transformer_blocks', 'single_transformer_blocks')
 _SOFTMAX = (AttnProcessor2_0, JointAttnProcessor2_0, FluxAttnProcessor)
-# Has classes of the same names that load what was saved.
+# The module has classes of the same names, which load saved models.
 _SAVED = f'{__package__}.saved'
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
-    """All attentions of the blocks by name; a reason in the place of one that is not taken."""
+    """All attentions of the blocks by name, or the reason why one cannot be replaced."""
     return {
         f'{stack}.{name}': _reason(module) or module
         for stack in _STACKS
@@ -68,7 +68,7 @@ def install(
     left: Mapping[str, nn.Module | str],
     note: Note,
 ) -> list[str]:
-    """Sets the processors, and notes them in the config; returns names of the new parameters."""
+    """Sets the processors, records them in the config, and returns names of new parameters."""
     written = note.to_json()
     for name, new in built.items():
         model.get_submodule(name).set_processor(new)
@@ -76,7 +76,7 @@ def install(
         model.get_submodule(name).register_forward_pre_hook(_drop_map_size, with_kwargs=True)
     # A class of diffusers lists both as ignored, for example before an EMAModel of it fails.
     model.register_to_config(linearize=written, load_with=f'{_SAVED}.{type(model).__name__}')
-    # A pipeline writes the class into model_index.json; one of the user's own stays.
+    # By the class in model_index.json a pipeline loads the model. A class of the user stays.
     if type(model) in MODELS:
         model.__class__ = getattr(importlib.import_module(_SAVED), type(model).__name__)
     model.register_forward_pre_hook(_tell_map_size, with_kwargs=True)
@@ -97,7 +97,7 @@ def _tell_map_size(
     told = (args[index] if len(args) > index else kwargs.get(name)) or {}
     x = args[0] if args else kwargs['hidden_states']
     if isinstance(model, FluxTransformer2DModel):
-        # Tokens; the sides are in their rows and columns, unless the caller tells them.
+        # These are tokens: their rows and columns have the sides, unless the caller passes them.
         size = told.get('map_size')
         if size is None:
             size = _one_map(args[4] if len(args) > 4 else kwargs['img_ids'])
@@ -129,7 +129,7 @@ def _one_map(ids: Tensor) -> list[int]:
 def _drop_map_size(
     attention: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Forward pre-hook of an attention that stays softmax, whose processor is not told."""
+    """Forward pre-hook of an attention that stays softmax, whose processor takes no size."""
     return args, {name: value for name, value in kwargs.items() if name != 'map_size'}
 
 
@@ -155,7 +155,7 @@ class TTTProcessor(Replacement):
 
     Projections, norms of queries and keys and rotary positions are the attention's own. In joint
     attention the text takes part in the inner training as tokens in front of the map, where Flux
-    has it; SD3 has it behind.
+    has it. SD3 has it behind the map.
 
     Args:
         attention: The attention that it is for.
@@ -182,16 +182,16 @@ class TTTProcessor(Replacement):
 
         Args:
             attn: The attention, whose layers are used.
-            hidden_states: `(B, h·w, C)` tokens of the map; `(B, T + h·w, C)` in Flux's single
-                blocks, the text in front.
+            hidden_states: `(B, h·w, C)` tokens of the map, in Flux's single blocks with the text in
+                front, `(B, T + h·w, C)`.
             encoder_hidden_states: `(B, T, C)` tokens of the text, or None.
-            attention_mask: Refused.
+            attention_mask: Must be None.
             image_rotary_emb: Cosines and sines `(T + h·w, d)`, or None.
             map_size: Size of the map.
 
         Returns:
-            Tokens of the map `(B, h·w, C)`; with a text, also its `(B, T, C)`. In Flux's single
-            blocks both in one, before the output projection.
+            Tokens of the map `(B, h·w, C)`, and with a text also its `(B, T, C)`. Flux's single
+            blocks get both in one tensor, before the output projection.
         """
         if attention_mask is not None:
             raise OptionError(
@@ -221,7 +221,7 @@ class TTTProcessor(Replacement):
         text = y[:, :prefix]
         return image, text if attn.context_pre_only else attn.to_add_out(text)
 
-    # diffusers passes what this signature names.
+    # diffusers passes the arguments that this signature names.
     @wraps(forward)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         return super().__call__(*args, **kwargs)

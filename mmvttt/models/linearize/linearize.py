@@ -20,7 +20,7 @@ _GENERATION = dict(inner=dict(type='MLP'), loss='l2', key_norm='instance', local
 
 
 class Recipe(NamedTuple):
-    """A published choice of attentions and of what replaces them."""
+    """A published choice of attentions and of the options of their replacements."""
 
     options: Mapping[str, Any]
     where: str | Sequence[str] = 'all'
@@ -30,7 +30,7 @@ RECIPES: Mapping[str, Recipe] = {
     # t5 Sec. 4, Tab. 3 and 4.
     't5': Recipe(_T5),
     't5+': Recipe(_T5 | dict(neighborhood=5)),
-    # Sec. 5.2; the scale and offset are in the authors' code alone.
+    # Sec. 5.2. Only the authors' code has the scale and offset.
     'dit5': Recipe(_GENERATION | dict(neighborhood=5, qk_affine=True)),
     # Sec. 5.3 and App. B: 18 of the 37 attentions of SD3.5-Medium.
     'sd3.5-t5': Recipe(
@@ -48,11 +48,11 @@ class Linearization:
     Attributes:
         replaced: Names of the attentions that were replaced.
         new: Names of the parameters that were added. They are initialised randomly and need a
-            higher learning rate (t5 Tab. 11b: 20 times; Tab. 11a, for diffusion: 2 times).
-        left: Name of an attention that was left alone → why.
+            higher learning rate (20 times in t5 Tab. 11b, twice for diffusion in Tab. 11a).
+        left: Name of an attention that was not replaced → the reason.
         modules_to_save: Names of modules that hold new, randomly initialised parameters, as PEFT's
-            option of this name takes them: LoRA freezes what it does not name.
-        gone: Names of the parameters that the model had and has no more: biases of pairs of
+            option of this name takes them: LoRA freezes all others.
+        gone: Names of the parameters that the model has lost: biases of pairs of
             positions, which are added to the scores of a softmax.
         kept: Number of parameters that the model had, and still has.
         added: Number of new ones.
@@ -73,13 +73,13 @@ class Linearization:
         for name in self.new:
             path = name.split('.')
             end = max(i for i in range(len(path)) if '.'.join(path[:i]) in hosts)
-            # A parameter of the attention itself (`qk_scale`, from 1) has no module of its own.
+            # A parameter of the attention itself, such as `qk_scale`, is not in a module inside.
             if end < len(path) - 1:
                 names.add(path[end])
         return sorted(names)
 
     def __str__(self) -> str:
-        """A table of all names, those that differ in numbers alone in one row."""
+        """A table of all names, with a row for names that differ only in numbers."""
         table = names_table(
             f'{self.kept / 1e6:.2f}M parameters kept, {self.added / 1e6:.2f}M new',
             {
@@ -97,17 +97,17 @@ def linearize(
 ) -> Linearization:
     """Replaces softmax attention by Test-Time Training, in place, and keeps all weights.
 
-    The network stays as it is: prefix tokens, rotary positions, norms of queries and keys, gated
-    networks. What a block's attention does between its projections becomes the inner training of
-    T⁵, at a cost linear in the number of tokens. Class, register and text tokens take part in the
-    inner step and are read as queries; convolutions and the neighbourhood see the map alone. Norms
-    of queries and keys and the rotary positions come before the key norm, as they come before the
-    softmax. (The paper has none of these; the order is our reading.)
+    The network keeps its prefix tokens, rotary positions, norms of queries and keys, and gated
+    networks. The inner training of T⁵ takes the place of the softmax between the projections, at a
+    cost linear in the number of tokens. Class, register and text tokens take part in the inner step
+    and are read as queries, but convolutions and the neighbourhood see only the map. Norms of
+    queries and keys and the rotary positions come before the key norm, as they come before the
+    softmax. (The paper has none of them, so the order is our reading.)
 
-    The names of the state dict stay. New ones are added, so that weights of the source load with
-    only these missing. Biases of pairs of positions go, in BEiT and in timm's `relpos` models:
-    training alone makes up for them. A transformer of diffusers notes in its config what was done;
-    the class of its name in `mmvttt.models.linearize.saved` loads what it has saved, as do
+    The state dict keeps its names and gets new ones, which are the only ones that are missing from
+    weights of the source. BEiT and timm's `relpos` models lose their biases of pairs of positions,
+    for which only training makes up. A transformer of diffusers records the linearization in its
+    config. The class of its name in `mmvttt.models.linearize.saved` loads what it saves, and so do
     pipelines.
 
     Args:
@@ -115,14 +115,14 @@ def linearize(
             DINOv3, …), `Beit`, `VisionTransformerRelPos`, `MetaFormer` (CAFormer),
             `PoolingVisionTransformer` (PiT), `VOLO`. Of diffusers: `DiTTransformer2DModel`,
             `PixArtTransformer2DModel`, `SD3Transformer2DModel`, `FluxTransformer2DModel`.
-        where: 'all'; indices of blocks (of stages, where a model has them) or names of attentions;
-            or a recipe of the paper, which also sets the options: 't5' (as 'all'), 't5+',
-            'dit5', 'sd3.5-t5'.
+        where: 'all', indices of blocks (of stages, where a model has them), names of attentions, or
+            a recipe of the paper, which also sets the options: 't5' (as 'all'), 't5+', 'dit5',
+            'sd3.5-t5'.
         options: `InnerOptions` that overrule T⁵'s or the recipe's (`inner`, `loss`,
             `key_norm`, `locality`, `neighborhood`, `qk_affine`, …).
 
     Returns:
-        What was replaced, what is new, and what was left alone.
+        The names of all attentions and of the new parameters.
 
     Raises:
         TypeError: If an option is unknown.

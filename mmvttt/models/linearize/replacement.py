@@ -23,7 +23,7 @@ class Note:
 
     Attributes:
         where: Names of the attentions that were replaced.
-        options: Options of what replaces them.
+        options: Options of their replacements.
     """
 
     where: list[str]
@@ -37,8 +37,8 @@ class Note:
 class MapSize(NamedTuple):
     """Height and width of the map of tokens in one call of a model.
 
-    Attention sees `(B, N, C)` alone, and N = h·w does not tell h from w. The size is an argument of
-    the blocks, by which recomputation in the backward pass, other threads and other images get
+    Attention gets only `(B, N, C)`, and N = h·w determines neither h nor w. The size is an argument
+    of the blocks, so that recomputation in the backward pass, other threads and other images get
     their own.
     """
 

@@ -1,4 +1,4 @@
-"""Classes of diffusers' names that load what was saved after `linearize`, with all weights.
+"""Classes of diffusers' names that load models saved after `linearize`, with all weights.
 
 A pipeline with a linearized transformer names this module in its model_index.json, and loads the
 transformer by it, once the program has imported this module or called `linearize`. By hand:

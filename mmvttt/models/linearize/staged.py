@@ -18,7 +18,7 @@ MODELS = (MetaFormer, PoolingVisionTransformer, volo.VOLO)
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
-    """All attentions of the blocks by name; a reason in the place of one that is not taken."""
+    """All attentions of the blocks by name, or the reason why one cannot be replaced."""
     kinds = (metaformer.Attention, volo.Attention, Attention, Replacement)
     parts: dict[str, nn.Module | str] = {
         name: vit.reason_in(module) or module
@@ -45,7 +45,7 @@ def install(
     left: Mapping[str, nn.Module | str],
     note: Note,
 ) -> list[str]:
-    """Puts replacements and stages into their places; returns the names of the new parameters."""
+    """Puts in replacements and stages, and returns the names of the new parameters."""
     stages = {name.partition('.blocks.')[0] for name in built}
     if isinstance(model, MetaFormer):
         for name in left:
@@ -85,7 +85,7 @@ class _MapAttention(vit.TTTAttention):
 
 
 class _PiTStage(nn.Module):
-    """A `Transformer` of PiT that passes its map's size to its blocks; names are the source's."""
+    """A `Transformer` of PiT, with its names, that passes its map's size to its blocks."""
 
     def __init__(self, source: nn.Module) -> None:
         super().__init__()

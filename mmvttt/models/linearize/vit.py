@@ -1,4 +1,4 @@
-"""timm's vision transformers: which of their attentions can be replaced, and by what."""
+"""The attentions of timm's vision transformers that can be replaced, and their replacements."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from mmvttt.errors import OptionError
 
 from .replacement import LINEAR, MapSize, Note, Replacement, checked_size
 
-# By the model's class: what makes timm's names and shapes of the weights of a model's authors.
+# timm's function by the model's class that converts the names and shapes of published weights.
 _FROM_AUTHORS: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
     VisionTransformer: vision_transformer.checkpoint_filter_fn,
     Eva: eva.checkpoint_filter_fn,
@@ -61,7 +61,7 @@ def from_authors(model: nn.Module) -> Callable[..., dict[str, Tensor]]:
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
-    """All self-attentions of the blocks by name; a reason in the place of one that is not taken."""
+    """All self-attentions of the blocks by name, or the reason why one cannot be replaced."""
     parts: dict[str, nn.Module | str] = {}
     argument = _argument(model)
     for i, block in enumerate(model.blocks):
@@ -90,7 +90,7 @@ def _argument(model: nn.Module) -> str:
 
 
 def reason_in(attention: nn.Module) -> str | None:
-    """Reason for which an attention of a model that is taken cannot be replaced."""
+    """The reason why an attention cannot be replaced, or None."""
     if isinstance(attention, Replacement):
         return LINEAR
     # A subclass may compute something else.
@@ -166,8 +166,10 @@ def put_in_place(
 class Linearized(nn.Module):
     """Methods of a linearized model of timm.
 
-    `linearize` makes a class of them and the model's own, as `torch.nn.utils.parametrize` does: the
-    methods of an instance would run on the original in each copy. Pickles name timm's class only.
+    `linearize` gives the model a class of them and its own, as `torch.nn.utils.parametrize` does.
+    Functions that are set on the instance would run the original's blocks in each copy, and a hook
+    sees neither a call of `forward_features` nor, in the backward pass, the image of a recomputed
+    block. Pickles name only timm's class.
     """
 
     source: type[nn.Module]
@@ -200,7 +202,7 @@ def _blank(methods: type, source: type[nn.Module]) -> nn.Module:
 def _drop_map_size(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Forward pre-hook of what stays softmax: drops the map's size."""
+    """Forward pre-hook of an attention that stays softmax, which drops the map's size."""
     return args, {k: None if isinstance(v, MapSize) else v for k, v in kwargs.items()}
 
 
@@ -241,11 +243,11 @@ class TTTAttention(Replacement):
     """timm's attention whose softmax is replaced by a TTT layer (t5 Sec. 4).
 
     Projections, norms, gate and dropout are the source's own, under its names: the state dict is
-    the source's and the new tensors. In the order of the source: projections, norms of queries and
-    keys, rotary positions; then the inner training in the place of the softmax; then its norm,
-    gate and projection. The prefix tokens (class, registers) take part in the inner training. Keys
-    and values that a group of queries shares are repeated. Position biases of pairs of tokens go:
-    without scores there is nothing to add them to.
+    the source's and the new tensors. The order is the source's: projections, norms of queries and
+    keys, rotary positions, the inner training in the place of the softmax, its norm, gate and
+    projection. The prefix tokens (class, registers) take part in the inner training. Keys
+    and values that a group of queries shares are repeated. Position biases of pairs of tokens are
+    dropped, because there are no scores to add them to.
 
     Args:
         source: An attention of a model that `linearize` takes.
@@ -268,7 +270,7 @@ class TTTAttention(Replacement):
                 setattr(self, name, part)
         for name, buffer in source.named_buffers(recurse=False):
             if name not in _BIASES:
-                # k_bias, zeros that no state dict has.
+                # k_bias, zeros that are in no state dict.
                 self.register_buffer(
                     name, buffer, persistent=name not in source._non_persistent_buffers_set
                 )
@@ -278,7 +280,7 @@ class TTTAttention(Replacement):
         self.train(source.training)
 
     def set_window_size(self, window_size: tuple[int, int]) -> None:
-        """Does nothing: `Beit` resizes the position biases of its attentions, here are none."""
+        """Does nothing, because the position biases that `Beit` resizes are gone."""
 
     def forward(self, x: Tensor, rope: Tensor | None = None, **told: Any) -> Tensor:
         """Normed tokens `(B, prefix + h·w, C)` → `(B, prefix + h·w, C)`.
@@ -287,7 +289,7 @@ class TTTAttention(Replacement):
             x: The tokens.
             rope: `(…, h·w, 2d)`, sines and cosines of the rotary positions.
             told: The size of the map, as `hw` or in the argument that timm's blocks pass to their
-                attention. Raises for anything else, such as a mask or `is_causal`.
+                attention. Any other value, such as a mask or `is_causal`, is an error.
         """
         hw = None
         for value in told.values():
