@@ -12,7 +12,6 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,7 +20,6 @@ from ..arguments import check_choice
 from ..checkpoints.families import add_once, renamed, timm_names
 from ..checkpoints.load import adapted, load_pretrained
 from ..checkpoints.match import LoadReport, compare
-from ..checkpoints.names_table import names_table
 from ..checkpoints.read import read_weights
 from ..errors import CheckpointError, CheckpointMismatchError, OptionTypeError
 from .backbones import T5
@@ -62,46 +60,18 @@ _DROPPED = (
 _PARTS = {'attention': r'blocks\.\d+\.mixer\.', 'mlp': r'blocks\.\d+\.mlp\.'}
 
 
-@dataclass
-class Inheritance:
-    """The weights of a source by our names, and what became of each.
-
-    Attributes:
-        weights: The backbone's tensors, by our names without prefix; the position embedding has
-            the rows of the source's grid.
-        inherited: Their name → ours.
-        folded: Their name of a LayerScale → the layer that it went into.
-        dropped: Their name → why it is not needed.
-        new: Our names of what no ViT has, initialised randomly.
-    """
-
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    inherited: dict[str, str] = field(default_factory=dict)
-    folded: dict[str, str] = field(default_factory=dict)
-    dropped: dict[str, str] = field(default_factory=dict)
-    new: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        """A table of all names, those that differ in numbers alone in one row."""
-        return names_table(
-            'inherited weights',
-            {
-                'inherited': self.inherited.items(),
-                'folded': self.folded.items(),
-                'dropped': self.dropped.items(),
-                'new': ((name, 'initialised randomly') for name in self.new),
-            },
-        )
-
-
-def inherit_vit(weights: StateDict, model: nn.Module) -> Inheritance:
-    """Tensors of T⁵ that come from a ViT.
+def inherit_vit(weights: StateDict, model: nn.Module) -> dict[str, Tensor]:
+    """Tensors of T⁵ that come from a ViT; logs which of the ViT's are dropped, and why.
 
     The number of heads is in no tensor: build the model with the source's.
 
     Args:
         weights: Named tensors of a timm or mmpretrain ViT or DeiT, under any prefix.
         model: The T⁵ that they are for.
+
+    Returns:
+        All tensors of the model but its `new_parameters()`; the position embedding has the rows of
+        the source's grid.
 
     Raises:
         TypeError: The model is not a T⁵.
@@ -113,33 +83,29 @@ def inherit_vit(weights: StateDict, model: nn.Module) -> Inheritance:
             f'{type(model).__name__} cannot inherit a ViT: give init_cfg=dict(type='
             "'mmvttt.InheritViT', …) to a mmvttt.T5 (inside of a ViTAdapter, to its backbone)."
         )
-    weights = timm_names(weights)
-    result, scales = _renamed(weights)
-    _require_sizes(result.weights, model)
+    tensors, gammas, dropped = _renamed(timm_names(weights))
+    _require_sizes(tensors, model)
     expected = model.state_dict()
-    result.new = [name for name in expected if name in model.new_parameters()]
-    for theirs, ours in list(result.inherited.items()):
-        if ours in result.weights and ours not in expected:
-            # An adapter takes the final norm off; a backbone may have no positions.
-            result.dropped[theirs] = 'the model has none'
-            del result.weights[ours], result.inherited[theirs]
-    missing = [name for name in expected if name not in result.weights and name not in result.new]
-    if missing:
+    # An adapter takes the final norm off; a backbone may have no positions.
+    for name in tensors.keys() - expected.keys():
+        del tensors[name]
+        dropped[name] = 'the model has none'
+    new = model.new_parameters()
+    if missing := [name for name in expected if name not in tensors and name not in new]:
         raise CheckpointError(
             f'The ViT lacks {len(missing)} tensors of T⁵, the first of them {missing[0]!r}: give a '
             'complete ViT, with biases and learned positions.'
         )
-    for theirs, layer in scales.items():
-        gamma = weights[theirs]
+    for layer, gamma in gammas.items():
         for name in (f'{layer}.weight', f'{layer}.bias'):
-            old = result.weights[name]
-            result.weights[name] = old * gamma.view(-1, *[1] * (old.dim() - 1)).to(old)
-    position = result.weights.get('pos_embed')
+            old = tensors[name]
+            tensors[name] = old * gamma.view(-1, *[1] * (old.dim() - 1)).to(old)
+    position = tensors.get('pos_embed')
     if position is not None and position.dim() == 3:
-        tokens = sum(re.search(r'(cls|dist)_token$', name) is not None for name in result.dropped)
-        result.weights['pos_embed'] = _patches_only(position, tokens, model.grid, bool(scales))
-    for name, value in expected.items():
-        tensor = result.weights.get(name, value)
+        count = sum(re.search(r'(cls|dist)_token$', name) is not None for name in dropped)
+        tensors['pos_embed'] = _patches_only(position, count, model.grid, bool(gammas))
+    for name, tensor in tensors.items():
+        value = expected[name]
         # The grid of positions can be resized.
         shape = tensor.shape[:2] + value.shape[2:] if name == 'pos_embed' else value.shape
         if tensor.shape != shape:
@@ -147,7 +113,10 @@ def inherit_vit(weights: StateDict, model: nn.Module) -> Inheritance:
                 f'{name} of the ViT has the shape {tuple(tensor.shape)}, where T⁵ has '
                 f'{tuple(value.shape)}: give the arch of the source.'
             )
-    return result
+    reasons = '; '.join(f'{name}: {reason}' for name, reason in dropped.items())
+    folded = f'; {len(gammas)} LayerScales folded into the layers before them' if gammas else ''
+    _log.info('%d tensors inherited%s; dropped: %s', len(tensors), folded, reasons or 'none')
+    return tensors
 
 
 def load_inherited(module: nn.Module, without: str | None = None, **options: Any) -> LoadReport:
@@ -167,9 +136,7 @@ def load_inherited(module: nn.Module, without: str | None = None, **options: Any
     before = {name: state[name].clone() for name in part}
 
     def adapt(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        result = inherit_vit(weights, module)
-        _log.info('%s', result)
-        return adapted(module, result.weights)
+        return adapted(module, inherit_vit(weights, module))
 
     report = load_pretrained(module, **options, adapt=adapt)
     if before:
@@ -196,8 +163,10 @@ def load_inherited_head(
     module.load_state_dict({name: weights[name] for name in report.matched}, strict=False)
 
 
-def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
-    """All tensors by our names, and the layers that LayerScales multiply; folds nothing yet."""
+def _renamed(
+    weights: StateDict,
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, str]]:
+    """Tensors by our names; LayerScales by the layer before them; what is dropped, and why."""
     marks = sorted((n for n in weights if n.endswith(_MARKS)), key=len)
     if not marks:
         begin = ', '.join(sorted({'.'.join(name.split('.')[:2]) for name in weights})[:6])
@@ -207,7 +176,9 @@ def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
             "with type='Pretrained'."
         )
     prefix = next(marks[0].removesuffix(m) for m in _MARKS if marks[0].endswith(m))
-    result, scales = Inheritance(), {}
+    tensors: dict[str, Tensor] = {}
+    gammas: dict[str, Tensor] = {}
+    dropped: dict[str, str] = {}
     for name, value in weights.items():
         inside = name.startswith(prefix)
         short = name[len(prefix) :] if inside else name
@@ -217,20 +188,19 @@ def _renamed(weights: StateDict) -> tuple[Inheritance, dict[str, str]]:
                 'they were made from.'
             )
         if inside and (ours := renamed(_NAMES, short)):
-            add_once(result.weights, ours, value, name)
-            result.inherited[name] = ours
+            add_once(tensors, ours, value, name)
         elif inside and (layer := renamed(_SCALES, short)):
-            scales[name] = result.folded[name] = layer
+            add_once(gammas, layer, value, name)
         elif reason := next((r for p, r in _DROPPED if re.match(p, short)), None):
-            result.dropped[name] = reason
+            dropped[name] = reason
         elif inside:
             raise CheckpointMismatchError(
                 f'{name} cannot be inherited: T⁵ has no such part, and would have to learn without '
                 'it what the source does. Take mmvttt.TimmViT, which has all parts of the source.'
             )
         else:
-            result.dropped[name] = 'no part of the backbone'
-    return result, scales
+            dropped[name] = 'no part of the backbone'
+    return tensors, gammas, dropped
 
 
 def _require_sizes(weights: StateDict, model: T5) -> None:
