@@ -158,7 +158,6 @@ COMMANDS = {
     'predict pedestrians a.jpg': f'^error: {MISSING}.*\nstatus 1$',
     'get_flops vittt_t_in1k': f"^error: there is no model 'vittt_t_in1k'.*{MISSING}.*\nstatus 1$",
     'get_flops vit_tiny_patch16_224 --cfg-options num_classes=10': '5\\.526 M parameters',
-    'checkpoint_info mmvttt://cifar10_vittt_nano': '10 classes: airplane',
     'publish_checkpoint mmvttt://cifar10_vittt_nano out.pth': r'out-\w+\.pth: ',
     'export vit3_tiny_patch16_224 --out out.pt2 --shape 32 48 --fixed-size': 'wrote out.pt2',
     'export vit3_tiny_patch16_224 --out out.onnx --predictions': f'^error: {MISSING}',

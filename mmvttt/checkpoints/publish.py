@@ -1,4 +1,4 @@
-"""Describes a checkpoint, and writes a small copy to publish."""
+"""Writes a small copy of a checkpoint to publish."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,41 +18,10 @@ from torch import Tensor
 from ..errors import UsageError
 from ..version import __version__
 from .atomic_write import write_whole
-from .download import shown
-from .read import META, named_tensors, read_content, read_file, saved_classes, under
+from .read import META, named_tensors, read_content, saved_classes, under
 
 _HASH_DIGITS = 8
-_LISTED = 8
 _SUFFIXES = ('.pth', '.safetensors')
-
-
-def describe_checkpoint(path: str | os.PathLike[str], depth: int = 2) -> str:
-    """Describes a file as text: size, entries, and the parameters of modules down to a depth."""
-    content, source = read_file(path), shown(os.fspath(path))
-    weights = named_tensors(content, source)
-    meta = _meta(content)
-    size = f': {os.path.getsize(path) / 2**20:.1f} MiB' if os.path.isfile(path) else ''
-    lines = [f'{source}{size}']
-    others = [key for key in content if not isinstance(content[key], Tensor)]
-    lines += [f'entries: {", ".join(map(str, others))}'] if others else []
-    lines += [
-        f'{key}: {meta[key]}'
-        for key in ('epoch', 'iter', 'time', 'mmengine_version', 'mmvttt_version')
-        if meta.get(key) is not None
-    ]
-    if classes := saved_classes(content):
-        first = ', '.join(classes[:_LISTED])
-        more = ', …' if len(classes) > _LISTED else ''
-        lines.append(f'{len(classes)} classes: {first}{more}')
-    dtypes = Counter(str(w.dtype).removeprefix('torch.') for w in weights.values())
-    total = sum(w.numel() for w in weights.values())
-    kinds = ', '.join(f'{n} {d}' for d, n in dtypes.items())
-    lines.append(f'{len(weights)} tensors ({kinds}), {total:,} numbers')
-    parts: Counter[str] = Counter()
-    for name, weight in weights.items():
-        parts['.'.join(name.split('.')[:-1][:depth]) or name] += weight.numel()
-    lines += [f'  {name:40} {count:>14,}' for name, count in parts.items()]
-    return '\n'.join(lines)
 
 
 def publish_checkpoint(

@@ -35,7 +35,7 @@ class Published:
         layout: Whose names the tensors have: 'mmvttt', 'ViT³', 'DiT' or 'DeiT'.
         timm: The name and tag that timm knows them by, if it does.
         start_of: The config that starts from them, where none is for them.
-        sha256, size: Digest and number of bytes of the file, where somebody has seen it.
+        sha256: Digest of the file, where somebody has seen it.
     """
 
     name: str
@@ -48,7 +48,6 @@ class Published:
     timm: str = ''
     start_of: str = ''
     sha256: str = ''
-    size: int = 0
 
 
 def _table() -> dict[str, Published]:
@@ -163,14 +162,12 @@ def _where(row: Published) -> tuple[Path, str]:
 
 def listing() -> str:
     """A table of all published weights, with what of them is on this machine."""
-    rows = [('name', 'task', "result, the publisher's", 'size', 'here')]
+    rows = [('name', 'task', "result, the publisher's", 'here')]
     for row in PUBLISHED.values():
         path, _ = _where(row)
-        here = path.is_file()
-        size = path.stat().st_size if here else row.size
-        megabytes = f'{size / 1e6:.1f} MB' if size else 'unknown'
+        here = f'{path.stat().st_size / 1e6:.1f} MB' if path.is_file() else 'no'
         result = row.results if not row.start_of else f'{row.results} start of {row.start_of}'
-        rows.append((row.name, row.task, result.strip(), megabytes, 'yes' if here else 'no'))
+        rows.append((row.name, row.task, result.strip(), here))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ('  '.join(map(str.ljust, cells, widths)).rstrip() for cells in rows)
     return '\n'.join(lines)

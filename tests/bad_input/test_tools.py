@@ -35,7 +35,6 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...], int, tuple[str, ...]]] = [
     (('get_flops', 'vittt_t_in1k', '--depth'), NUMBERS, 2, ('--depth', '1 or more')),
     (('get_flops', 'vittt_t_in1k', '--shape', '64'), NUMBERS, 2, ('--shape', '1 or more')),
     (('benchmark', QUICK[0], '--device'), DEVICES, 2, ('is not there',)),
-    (('checkpoint_info',), ('no.pth', 'text.txt', 'empty'), 1, ('error: ',)),
     *(((tool,), NO_CONFIG, 1, ('error: there is no ',)) for tool in ('check_data', 'train')),
 ]
 
@@ -56,6 +55,10 @@ WORDS = {
     ('image_demo', DEMO, 'other.pth', 'no.jpg'): ("no image 'no.jpg'",),
     ('image_demo', DEMO, 'other.pth', 'text.txt'): ("'text.txt'", 'not an image'),
     ('publish_checkpoint', 'other.pth', 'out.txt'): ("'out.txt'", '.pth'),
+    **{
+        ('publish_checkpoint', file, 'a.pth'): (repr(file),)
+        for file in ('no.pth', 'text.txt', 'empty')
+    },
     ('get_flops', 'nothing.py'): ('has no model',),
     ('get_flops', QUICK[0], '--cfg-options', 'pretrained=True'): ("{'pretrained': True}: No",),
     ('get_flops', 'vit_tiny_patch16_224', '--cfg-options', 'num_heads=5'): ("{'num_heads': 5}: ",),

@@ -1,4 +1,4 @@
-"""Checkpoints: what is in them, and the small copy to hand on."""
+"""The small copy of a checkpoint to hand on."""
 
 import hashlib
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from mmvttt.checkpoints.publish import describe_checkpoint, model_card, publish_checkpoint
+from mmvttt.checkpoints.publish import model_card, publish_checkpoint
 from mmvttt.checkpoints.read import read_weights
 from mmvttt.errors import UsageError
 
@@ -36,25 +36,6 @@ def trained(tmp_path: Path) -> Path:
     path = tmp_path / 'epoch_7.pth'
     torch.save(content, path)
     return path
-
-
-def test_the_page_names_parts_and_classes(trained: Path) -> None:
-    page = describe_checkpoint(trained)
-    assert 'entries: state_dict, optimizer, meta' in page
-    assert 'epoch: 7' in page
-    assert '4 classes: cat, dog, cow, hen' in page
-    assert '5 tensors (4 float32, 1 int64), 25 numbers' in page
-    parts = dict(line.split() for line in page.splitlines() if line.startswith('  '))
-    assert parts == {
-        'backbone.blocks': '6',
-        'backbone.norm': '6',
-        'backbone': '1',
-        'head.fc': '12',
-    }
-    assert '  backbone ' in describe_checkpoint(trained, depth=1)
-    page = describe_checkpoint('mmvttt://cifar10_vittt_nano')
-    assert page.startswith('mmvttt://cifar10_vittt_nano\n')
-    assert '850,510 numbers' in page
 
 
 def test_the_copy_has_weights_classes_and_its_hash(trained: Path, tmp_path: Path) -> None:
@@ -115,8 +96,7 @@ def test_bare_state_dicts_and_odd_metadata(tmp_path: Path) -> None:
     path, weights = tmp_path / 'odd.pth', {'conv.weight': torch.ones(2)}
     for content in (weights, *({'state_dict': weights, 'meta': meta} for meta in ODD_META)):
         torch.save(content, path)
-        for file in (path, publish_checkpoint(path, tmp_path / 'out.pth')):
-            assert '1 tensors (1 float32), 2 numbers' in describe_checkpoint(file)
+        assert read_weights(publish_checkpoint(path, tmp_path / 'out.pth'))['conv.weight'].all()
 
 
 def test_no_file_is_written_over(trained: Path) -> None:
@@ -143,7 +123,6 @@ def test_mistakes_are_named(trained: Path, tmp_path: Path) -> None:
 def test_names_cannot_steer_the_terminal(tools: Any, tmp_path: Path) -> None:
     path, name = tmp_path / 'a.pth', '\x1b[2Jlayer'
     torch.save({f'{name}.weight': torch.ones(1)}, path)
-    printed = tools('checkpoint_info.py', path)
-    printed += tools.error('publish_checkpoint.py', path, tmp_path / 'b.pth', '--prefix', 'x.')
-    assert printed.count(r'\x1b[2Jlayer') == 2
+    printed = tools.error('publish_checkpoint.py', path, tmp_path / 'b.pth', '--prefix', 'x.')
+    assert r'\x1b[2Jlayer' in printed
     assert '\x1b' not in printed
