@@ -93,7 +93,7 @@ def test_samples_lie_at_the_queries_place(size):
     grid = SamplingGrid.between([queries], levels, torch.float64, 'cpu')
     value = torch.cat([v.flatten(0, 1) for v in values])[None, :, None]
     for i in range(3):
-        weights = torch.zeros(1, queries.num_cells, 1, 3, 1, dtype=torch.float64)
+        weights = torch.zeros(1, len(grid.centres), 1, 3, 1, dtype=torch.float64)
         weights[:, :, :, i] = 1
         locations = grid.centres[None, :, None, :, None]
         actual = deform_attn(value, grid.sizes, locations, weights).view_as(expected)

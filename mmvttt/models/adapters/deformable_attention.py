@@ -23,10 +23,6 @@ class Level(NamedTuple):
     def size(self) -> tuple[int, int]:
         return self.height, self.width
 
-    @property
-    def num_cells(self) -> int:
-        return self.height * self.width
-
 
 class SamplingGrid(NamedTuple):
     """Positions of Q query cells on L value levels.
