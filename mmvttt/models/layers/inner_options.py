@@ -112,14 +112,10 @@ class InnerOptions:
         """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         written = to_json({name: v for name, v in values.items() if name != 'backend'})
-        # dict(type='MLP') is 'MLP'.
-        short = {
-            name: value['type'] if isinstance(value, dict) and [*value] == ['type'] else value
-            for name, value in written.items()
-        }
-        return {
-            field.name: short[field.name]
-            for field in fields(self)
-            if field.name in short
-            and (field.name in ('key_norm', 'locality') or short[field.name] != field.default)
-        }
+        for name, value in written.items():
+            # dict(type='MLP') is 'MLP'.
+            if isinstance(value, dict) and [*value] == ['type']:
+                written[name] = value['type']
+        defaults = {field.name: field.default for field in fields(self)}
+        always = ('key_norm', 'locality')
+        return {n: v for n, v in written.items() if n in always or v != defaults[n]}
