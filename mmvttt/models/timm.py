@@ -161,6 +161,13 @@ class Classifier(nn.Module):
             return {'image_intermediates': features, **final}
         return features if intermediates_only else (self._normed(x), features)
 
+    def get_intermediate_layers(
+        self, x: Tensor, n: int | Sequence[int] = 1, reshape: bool = False, norm: bool = False
+    ) -> list[Tensor]:
+        """`forward_intermediates` by DINO's name, which probes of timm's models call."""
+        options: Any = dict(norm=norm, output_fmt='NCHW' if reshape else 'NLC')
+        return self.forward_intermediates(x, n, intermediates_only=True, **options)  # type: ignore[return-value]
+
     def _maps(self, x: Tensor, count: int) -> Iterator[Tensor]:
         """The maps `(B, C_i, h_i, w_i)` of the first `count` parts."""
         model = self.backbone

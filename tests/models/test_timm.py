@@ -156,6 +156,7 @@ def test_intermediates_are_those_of_the_forward_pass(name: str) -> None:
         both = model.forward_intermediates(x, [-2], output_dict=True)
         assert torch.equal(both['image_features'], final)
         assert torch.equal(both['image_intermediates'][0], features[-2])
+        assert torch.equal(model.get_intermediate_layers(x, [-2])[0], tokens)
         pruned = reduced(name, features_only=True, out_indices=(1,))
         pruned.model.load_state_dict(model.state_dict(), strict=False)
         torch.testing.assert_close(pruned.eval()(x)[0], features[1], rtol=0, atol=0)
