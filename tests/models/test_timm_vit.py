@@ -1,6 +1,5 @@
 """timm's vision transformers as plain backbones: timm's numbers, any weights, and every tool."""
 
-import argparse
 import json
 from pathlib import Path
 
@@ -79,24 +78,6 @@ def test_it_is_timms(name: str, linearize: dict | None, tmp_path: Path) -> None:
     assert actual.shape == (2, 32, 3, 5)
     # The same operations in the same order.
     assert torch.equal(actual.flatten(2).mT, expected)
-
-
-def test_weights_of_the_authors(tmp_path: Path) -> None:
-    """Meta's DINOv2 has other names, and a row of positions for the class token."""
-    name = 'vit_small_patch14_reg4_dinov2'
-    theirs = source(name).state_dict()
-    released = {n: w for n, w in theirs.items() if not n.startswith('head')}
-    released['register_tokens'] = released.pop('reg_token')
-    released['mask_token'] = torch.zeros(1, 32)
-    row = torch.randn(1, 1, 32)
-    released['cls_token'] = theirs['cls_token'] - row
-    released['pos_embed'] = torch.cat([row, theirs['pos_embed']], 1)
-    torch.save({'model': released, 'args': argparse.Namespace(lr=1)}, tmp_path / 'meta.pth')
-    ours = backbone(name, tmp_path / 'meta.pth').state_dict()
-    assert torch.equal(ours['pos_embed'], theirs['pos_embed'])
-    torch.testing.assert_close(ours['cls_token'], theirs['cls_token'])
-    for part in ('reg_token', 'blocks.3.attn.qkv.weight', 'blocks.0.ls1.gamma', 'norm.bias'):
-        assert torch.equal(ours[part], theirs[part])
 
 
 def test_safetensors_and_patches_of_another_size(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def warn_of_unused(options: Mapping[str, Any]) -> None:
     for name in _WITHOUT_EFFECT & options.keys():
         _log.warning(
             'backbone.%s=%r has no effect in a ViTAdapter, which takes the tokens of all blocks: '
-            'leave it out; its own out_indices choose of the maps 0 to 3',
+            'leave it out, and choose among the maps 0 to 3 by its own out_indices',
             name,
             options[name],
         )

@@ -42,7 +42,7 @@ class InnerOptions:
             'instance_center', 'instance_scale' (`key_norms`), or another function of the keys.
         locality: Depth-wise 3×3 convolutions (t5 Tab. 3): 'dwc_qk' adds one to q and one to the
             normed k. 'dwc_v' adds one of v to the output of the inner model, before the projection
-            (the paper leaves the place open).
+            (the paper leaves the place open). None adds no convolution.
         neighborhood: Odd side of the window of neighbourhood attention, whose mean with the inner
             model's output is returned (T⁵⁺, t5 Eq. 15: 3 or 5), or None. The attention reads q, k
             and v as they are projected.
