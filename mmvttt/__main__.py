@@ -95,31 +95,22 @@ def versions() -> list[str]:
 
 
 def patch_lines(details: bool = False) -> list[str]:
-    """One line for all patches; with `details`, two for each: its outcome and its reason."""
+    """One line for all patches; with `details`, one for each."""
     if find_spec('mmengine') is None:
         return ['none: OpenMMLab is not installed']
     try:
-        from .openmmlab.compat import outcomes
+        from .openmmlab.compat import PATCHES, outcomes
 
-        states = outcomes()
-        for outcome in states:
+        for patch in PATCHES:
             # A patch is applied once its module has been imported.
-            _imported(outcome.patch.target)
+            _imported(patch.target)
         states = outcomes()
     except Exception as error:
         return [f'none: {error}']
     if details:
-        return [
-            line
-            for outcome in states
-            for line in (
-                f'{outcome.patch.name:16} '
-                + ('applied' if outcome.applied else f'not applied: {outcome.unneeded}'),
-                f'{"":16} {outcome.patch.why}',
-            )
-        ]
-    applied = sum(outcome.applied for outcome in states)
-    return [f'{applied} of {len(states)} applied; --patches lists them with their reasons']
+        return [f'{name:16} {unneeded or "applied"}' for name, unneeded in states.items()]
+    applied = [*states.values()].count(None)
+    return [f'{applied} of {len(states)} applied; --patches lists them']
 
 
 def kernel_lines() -> list[str]:
@@ -180,7 +171,9 @@ def main(argv: list[str] | None = None) -> None:
         epilog='\n'.join(['`mmvttt TOOL --help` has the options of a tool:', *tool_lines()]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('--patches', action='store_true', help='every patch with its reason')
+    parser.add_argument(
+        '--patches', action='store_true', help='every patch, and why it is not applied'
+    )
     args = parser.parse_args(argv)
     print('\n'.join(versions()))
     print('\nPatches (docs/patches.md)', *patch_lines(args.patches), sep='\n')

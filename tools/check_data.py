@@ -23,10 +23,12 @@ def main() -> None:
     with cli.plain_errors():
         from mmvttt.openmmlab.config import load_config
         from mmvttt.openmmlab.reliability.data import annotations
+        from mmvttt.openmmlab.reliability.data.dataset_config import datasets_of
 
         config = load_config(args.config, cfg_options=args.cfg_options)
-        annotations.check_paths(config, args.splits)
-        others = list(annotations.other_annotations(config, args.splits))
+        sets = datasets_of(config)
+        annotations.check_paths(sets, args.splits)
+        others = list(annotations.other_annotations(sets, args.splits))
         for text in others:
             print(cli.printable(f'error: {text}'))
         images = not args.no_images

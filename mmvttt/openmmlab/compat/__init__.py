@@ -15,57 +15,36 @@ from types import ModuleType
 from mmvttt.errors import OptionError, suggest
 from mmvttt_startup import after_import
 
-from .patch import Outcome, Patch
+from .patch import Patch
 
-__all__ = ['PATCHES', 'Outcome', 'Patch', 'apply_patches', 'outcomes']
+__all__ = ['PATCHES', 'Patch', 'apply_patches', 'outcomes']
 
 # Comma-separated names of patches to leave out.
 SKIP = 'MMVTTT_SKIP_PATCHES'
 # See `Patch`.
 PATCHES = tuple(Patch(*row) for row in (
-    ('package-paths', 'mmengine.utils.package_utils', 'configs:find_packages_by_import',
-     'mmengine needs pkg_resources (gone from setuptools 81) to find a package, and '
-     'misses editable installs'),
-    ('package-names', 'mmengine.config.utils', 'configs:name_packages',
-     "mmengine's table of packages lacks mmvttt and the onedl forks"),
-    ('dumped-types', 'mmengine.utils', 'configs:find_shadowed_modules',
-     'mmengine takes the function mmdet.models.losses.smooth_l1_loss for the module of '
-     'that name'),
-    ('own-configs', 'mmengine.config.config', 'configs:resolve_own_configs',
-     "mmengine requires a slash in 'mmvttt::config.py', and would look for all its types "
-     'in mmvttt'),
-    ('mmcv-ext', 'mmcv.utils.ext_loader', 'mmcv_ext:offer_stub',
-     'mmcv-lite has no compiled operators: importing mmcv.ops fails'),
-    ('coco-ids', 'mmdet.datasets.api_wrappers.coco_api', 'coco:index_all',
-     'COCOeval takes an annotation with id 0 for "not matched"; pycocotools 2.0.9 and '
-     '2.0.10 need a key `info`'),
-    ('coco-eval', 'mmdet.evaluation.metrics.coco_metric', 'coco:evaluate_faster',
-     'pycocotools evaluates in Python: minutes for the 5000 images of COCO'),
-    ('coco-quiet', 'mmdet.datasets.api_wrappers.coco_api', 'coco:silence',
-     'pycocotools prints forty lines at every evaluation, whose results mmdet logs in one'),
-    ('file-client', 'mmengine.fileio.file_client', 'configs:silence_file_client',
-     'mmengine warns at every start that its own hooks use a deprecated class of its own'),
-    ('safe-load', 'mmengine.runner.checkpoint', 'checkpoints:load_by_the_list',
-     'mmengine unpickles what comes from a URL; torch refuses its HistoryBuffer'),
-    ('safe-resume', 'mmengine.runner.checkpoint', 'checkpoints:drop_configs',
-     'mmengine runs the config in a checkpoint when a training resumes from it'),
-    ('safe-inferencer', 'mmengine.infer.infer', 'checkpoints:ask_for_config',
-     'an inferencer without a config runs the one in the checkpoint'),
-    ('plain-curves', 'mmengine.logging.history_buffer', 'checkpoints:save_numbers_only',
-     'with a HistoryBuffer.register_statistics no checkpoint can be read again'),
-    ('whole-files', 'mmengine.fileio.backends.local_backend', 'checkpoints:write_whole_files',
-     'a kill while mmengine writes a checkpoint leaves half a file by its name'),
-    ('launcher-cpu', 'mmengine.dist.utils', 'launcher:launch_with_gloo',
-     "launcher 'pytorch' sets a CUDA device, and chooses nccl, without a GPU"),
-    ('ddp-cpu', 'mmengine.model.wrappers.distributed', 'launcher:wrap_without_devices',
-     'mmengine hands device ids to DDP, and leaves SyncBN in, for a model on the CPU'),
+    ('package-paths', 'mmengine.utils.package_utils', 'configs:find_packages_by_import'),
+    ('package-names', 'mmengine.config.utils', 'configs:name_packages'),
+    ('dumped-types', 'mmengine.utils', 'configs:find_shadowed_modules'),
+    ('own-configs', 'mmengine.config.config', 'configs:resolve_own_configs'),
+    ('mmcv-ext', 'mmcv.utils.ext_loader', 'mmcv_ext:offer_stub'),
+    ('coco-ids', 'mmdet.datasets.api_wrappers.coco_api', 'coco:index_all'),
+    ('coco-eval', 'mmdet.evaluation.metrics.coco_metric', 'coco:evaluate_faster'),
+    ('coco-quiet', 'mmdet.datasets.api_wrappers.coco_api', 'coco:silence'),
+    ('file-client', 'mmengine.fileio.file_client', 'configs:silence_file_client'),
+    ('safe-load', 'mmengine.runner.checkpoint', 'checkpoints:load_by_the_list'),
+    ('safe-resume', 'mmengine.runner.checkpoint', 'checkpoints:drop_configs'),
+    ('safe-inferencer', 'mmengine.infer.infer', 'checkpoints:ask_for_config'),
+    ('plain-curves', 'mmengine.logging.history_buffer', 'checkpoints:save_numbers_only'),
+    ('whole-files', 'mmengine.fileio.backends.local_backend', 'checkpoints:write_whole_files'),
+    ('launcher-cpu', 'mmengine.dist.utils', 'launcher:launch_with_gloo'),
+    ('ddp-cpu', 'mmengine.model.wrappers.distributed', 'launcher:wrap_without_devices'),
     ('fsdp-cpu', 'mmengine.model.wrappers.fully_sharded_distributed',
-     'launcher:shard_without_devices',
-     'mmengine hands the index of a GPU to FSDP for a model that trains on the CPU'),
-    ('amp-cpu', 'mmengine.optim.optimizer.amp_optimizer_wrapper', 'launcher:autocast_on_cpu',
-     'AmpOptimWrapper asserts that there is a GPU'),
+     'launcher:shard_without_devices'),
+    ('amp-cpu', 'mmengine.optim.optimizer.amp_optimizer_wrapper', 'launcher:autocast_on_cpu'),
 ))  # fmt: skip
-_outcomes: dict[str, Outcome] = {}
+# Why a patch is not applied, by its name; None where it is.
+_outcomes: dict[str, str | None] = {}
 
 
 def left_out() -> set[str]:
@@ -85,7 +64,7 @@ def apply_patches() -> None:
     skipped = left_out()
     for patch in PATCHES:
         if patch.name in skipped:
-            _outcomes.setdefault(patch.name, Outcome(patch, f'left out by {SKIP}'))
+            _outcomes.setdefault(patch.name, f'left out by {SKIP}')
         else:
             after_import(patch.target, partial(_apply, patch))
 
@@ -95,13 +74,12 @@ def _apply(patch: Patch, _: ModuleType) -> None:
         module, function = patch.repair.split(':')
         try:
             repair = getattr(import_module(f'{__name__}.{module}'), function)
-            _outcomes[patch.name] = Outcome(patch, repair())
+            _outcomes[patch.name] = repair()
         except Exception as error:
             # The import of another package must not fail; `python -m mmvttt` shows it.
-            _outcomes[patch.name] = Outcome(patch, f'failed: {type(error).__name__}: {error}')
+            _outcomes[patch.name] = f'failed: {type(error).__name__}: {error}'
 
 
-def outcomes() -> list[Outcome]:
-    """State of every patch so far, in the order of the table."""
-    waiting = {p.name: Outcome(p, f'{p.target} has not been imported') for p in PATCHES}
-    return list({**waiting, **_outcomes}.values())
+def outcomes() -> dict[str, str | None]:
+    """Why each patch is not applied so far, None where it is, in the order of the table."""
+    return {p.name: f'{p.target} has not been imported' for p in PATCHES} | _outcomes

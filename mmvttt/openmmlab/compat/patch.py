@@ -1,12 +1,10 @@
-"""A patch of another package, and its outcome."""
+"""A patch of another package."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Patch:
-    """A patch of another package, and the fault without it (`why`).
+class Patch(NamedTuple):
+    """A patch of another package; docs/patches.md has the fault without it.
 
     Applied by `repair`, a `module:function` of this folder, once the module `target` is imported.
     The function returns None, or why it is not needed.
@@ -15,20 +13,6 @@ class Patch:
     name: str
     target: str
     repair: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """State of a patch in this process: `unneeded` says why it is not, None if it was applied."""
-
-    patch: Patch
-    unneeded: str | None
-
-    @property
-    def applied(self) -> bool:
-        """Whether something was changed."""
-        return self.unneeded is None
 
 
 def replace(owner: Any, attribute: str, value: Any) -> None:

@@ -56,10 +56,11 @@ def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
         DataError: No class is a category, a file is not JSON, there is nothing to learn, a label is
             outside the classes, …, with a remedy.
     """
-    check_paths(cfg, splits)
-    for text in other_annotations(cfg, splits):
+    sets = datasets_of(cfg)
+    check_paths(sets, splits)
+    for text in other_annotations(sets, splits):
         _log(text)
-    for findings in check_annotations(cfg, splits, thorough=False):
+    for findings in _findings(cfg, sets, splits, Scope(False, True)):
         if findings.errors:
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         for warning in findings.warnings:
@@ -72,15 +73,15 @@ def _log(text: str) -> None:
         print_log(text, 'current', logging.WARNING)
 
 
-def check_paths(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
-    """Checks that the folders and annotation files that a config names exist, see `check_data`.
+def check_paths(sets: Sequence[DatasetConfig], splits: Sequence[str] = SPLITS) -> None:
+    """Checks that the folders and annotation files of data sets exist, see `check_data`.
 
     Skips remote paths (`s3://…`), storage backends (`backend_args`) and downloaded data. A
     MissingDataError names what is missing, and how to change the path.
     """
     if unknown := [split for split in splits if split not in _KINDS]:
         raise OptionError(f'splits={unknown}: choose from {", ".join(_KINDS)}')
-    for data in datasets_of(cfg):
+    for data in sets:
         for key, path in data.paths.items() if data.split in splits else ():
             if not os.path.exists(path):
                 raise MissingDataError(_missing(data, key, path))
@@ -98,12 +99,11 @@ def _missing(data: DatasetConfig, key: str, path: str) -> str:
     )
 
 
-def other_annotations(cfg: Config, splits: Sequence[str]) -> Iterator[str]:
+def other_annotations(sets: Sequence[DatasetConfig], splits: Sequence[str]) -> Iterator[str]:
     """Yields a sentence for each evaluator with another annotation file than mmdet's data set.
 
     With several data sets, an evaluator may read all their annotations from one file.
     """
-    sets = datasets_of(cfg)
     for split in splits:
         datasets = [data for data in sets if data.split == split and not data.metric]
         if len(datasets) != 1 or datasets[0].toolbox != 'mmdet':
@@ -129,8 +129,14 @@ def check_annotations(
     images: bool = True,
 ) -> Iterator[Findings]:
     """Yields the findings in each data set of a supported format; the options are `Scope`'s."""
+    yield from _findings(cfg, datasets_of(cfg), splits, Scope(thorough, images))
+
+
+def _findings(
+    cfg: Config, sets: Sequence[DatasetConfig], splits: Sequence[str], scope: Scope
+) -> Iterator[Findings]:
     checked: list[tuple[DatasetConfig, Findings]] = []
-    for data in datasets_of(cfg):
+    for data in sets:
         toolbox = data.toolbox if data.split in splits and not data.metric else None
         if toolbox is None or data.remote or data.config in [other.config for other, _ in checked]:
             continue
@@ -150,7 +156,7 @@ def check_annotations(
                     f'classes: write a tuple, classes=({names!r},)'
                 )
             else:
-                reads = Scope(thorough, images and data.reads_files)
+                reads = Scope(scope.thorough, scope.images and data.reads_files)
                 _CHECKS[toolbox](cfg, data, dataset, findings, reads)
         for former, other in checked:
             _compare_files(former, other, data, findings)
