@@ -5,8 +5,8 @@ strategy = dict(
     type='mmvttt.BlockFSDPStrategy',
     model_wrapper=dict(
         type='MMFullyShardedDataParallel',
-        # Gathered block by block: of modules whose class names end in these.
-        auto_wrap_policy=dict(type='mmvttt.wrap_blocks', names=['Block']),
+        # Gathered block by block: ours and timm's, or blocks=['package.module.Class'].
+        auto_wrap_policy=dict(type='mmvttt.wrap_blocks'),
         # The next block is gathered while the gradients of one are computed.
         backward_prefetch='BACKWARD_PRE',
     ),

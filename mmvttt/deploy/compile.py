@@ -17,8 +17,12 @@ from mmvttt.errors import UsageError
 _MOST_GRAPHS = 64
 
 
-def block_classes() -> tuple[type[nn.Module], ...]:
-    """Classes of blocks: ours, the two halves of a ViT-Adapter's interaction, timm's."""
+def block_classes(
+    blocks: Sequence[str | type[nn.Module]] | None = None,
+) -> tuple[type[nn.Module], ...]:
+    """Classes of `blocks`, or ours, the two halves of a ViT-Adapter's interaction, and timm's."""
+    if blocks is not None:
+        return tuple(resolve_name(b) if isinstance(b, str) else b for b in blocks)
     from timm.models import beit, eva, metaformer, vision_transformer, vision_transformer_relpos
 
     from mmvttt.models.adapters.interaction import Extractor, Injector
@@ -37,9 +41,7 @@ def blocks_of(
     model: nn.Module, blocks: Sequence[str | type[nn.Module]] | None = None
 ) -> list[nn.Module]:
     """Modules of a model that are blocks; see `compile_blocks`."""
-    classes = block_classes()
-    if blocks is not None:
-        classes = tuple(resolve_name(b) if isinstance(b, str) else b for b in blocks)
+    classes = block_classes(blocks)
     return [module for module in model.modules() if isinstance(module, classes)]
 
 

@@ -11,6 +11,7 @@ from mmengine.device import get_device
 from mmengine.optim import OptimWrapper
 from torch import Tensor, nn
 
+from mmvttt.deploy.compile import block_classes
 from mmvttt.errors import OptionError
 
 from ..registry import FUNCTIONS, STRATEGIES
@@ -21,7 +22,10 @@ _SHARDED = ('state', 'param_groups')
 
 @FUNCTIONS.register_module()
 def wrap_blocks(
-    module: nn.Module, recurse: bool, nonwrapped_numel: int, names: Sequence[str] = ('Block',)
+    module: nn.Module,
+    recurse: bool,
+    nonwrapped_numel: int,
+    blocks: Sequence[str] | None = None,
 ) -> bool:
     """FSDP's wrapping policy: each block of a backbone is a unit, gathered only for its own step.
 
@@ -29,9 +33,9 @@ def wrap_blocks(
         module: The module in question.
         recurse: Whether FSDP asks to recurse into it, or to make it a unit.
         nonwrapped_numel: Number of its parameters outside units.
-        names: Suffixes of block class names: `VitttBlock`, `MixerBlock`, timm's `Block`.
+        blocks: Names of the classes of blocks, see `compile_blocks`.
     """
-    return recurse or (nonwrapped_numel > 0 and type(module).__name__.endswith(tuple(names)))
+    return recurse or (nonwrapped_numel > 0 and isinstance(module, block_classes(blocks)))
 
 
 @STRATEGIES.register_module()
