@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmengine.config import Config
 from torch import nn
 
 from mmvttt.analysis.flops import count_cost
@@ -11,6 +12,7 @@ from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.models import DenseForward, find_model
 from mmvttt.openmmlab.config import find_config
 
+from ..configs.reduced import build, reduce_model
 from .test_complexity import Prefixed
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
@@ -91,6 +93,19 @@ def test_heads_of_mmdet_run_or_are_named(name: str, part: str, idle: list[str]) 
     assert cost.macs[part] > 0
     assert cost.idle == idle
     assert all(cost.params[i] > 0 == cost.macs.get(i, 0) for i in idle)
+
+
+@pytest.mark.parametrize(
+    'name', ['dino_hvit3_t_1x', 'mask2former_hvit3_t_1x', 'mask2former_vittt_s_160k']
+)
+def test_heads_with_transformers(name: str) -> None:
+    """They read sizes from tensors, which the meta device has not: it is the CPU that counts."""
+    model = build(reduce_model(Config.fromfile(CONFIGS / f'{name}.py')))
+    cost = count_cost(DenseForward(model), (64, 96))
+    heads = [n for n in cost.macs if n in ('encoder', 'bbox_head', 'panoptic_head', 'decode_head')]
+    assert heads
+    assert all(cost.macs[n] > 0 for n in (*heads, 'backbone'))
+    assert cost.uncounted == []
 
 
 def test_parts_without_a_parameter_in_use_are_named() -> None:

@@ -74,7 +74,6 @@ def test_the_table_in_the_documents_is_complete() -> None:
 
 
 def test_report(capsys: pytest.CaptureFixture) -> None:
-    """In a process of its own: test_slim_machine.py."""
     report.main([])
     output = capsys.readouterr().out
     for word in ('torch', 'mmdet', 'Patches', 'ttt_linear', 'reference yes'):

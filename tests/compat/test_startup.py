@@ -167,3 +167,17 @@ def test_the_line_itself_never_speaks(tmp_path: Path) -> None:
     code = f'import site; site.addsitedir({str(tmp_path)!r})'
     run = subprocess.run([sys.executable, '-S', '-I', '-c', code], capture_output=True, text=True)
     assert (run.returncode, run.stdout, run.stderr) == (0, '', '')
+
+
+# The message of opencv-python on a machine without the libraries of a desktop.
+WITHOUT = "raise ImportError('libGL.so.1: cannot open shared object file: No such file')\n"
+
+
+def test_the_library_and_the_report_need_no_opencv(tmp_path: Path) -> None:
+    (tmp_path / 'cv2.py').write_text(WITHOUT)
+    code = 'import mmvttt.models.timm, mmvttt.__main__; mmvttt.Vittt; mmvttt.__main__.main([])'
+    printed = python(code, PYTHONPATH=str(tmp_path))
+    (line,) = (x for x in printed.splitlines() if x.startswith('cv2 '))
+    assert 'cannot be imported: ImportError: libGL.so.1' in line
+    assert 'pip install opencv-python-headless' in line
+    assert 'ttt_linear' in printed

@@ -126,3 +126,15 @@ def test_weights_are_loaded_once(tmp_path: Path) -> None:
     model._is_init = False
     with pytest.raises(CheckpointMismatchError):
         model.init_weights()
+
+
+def test_weights_of_the_whole_adapter_win(tmp_path: Path) -> None:
+    """They are not overwritten by the inner backbone's `init_cfg`."""
+    trained = build('ViTAdapter')
+    torch.save(trained.state_dict(), tmp_path / 'a.pth')
+    init = dict(type='Pretrained', checkpoint=str(tmp_path / 'a.pth'))
+    model = build('ViTAdapter', init_cfg=init)
+    model.backbone.init_cfg = dict(type='Constant', layer='Linear', val=3.0)
+    model.init_weights()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, trained.state_dict()[name]), name

@@ -3,16 +3,21 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.model import BaseTTAModel
+from mmengine.registry import MODEL_WRAPPERS
+from torch import nn
 
 from mmvttt.checkpoints.preparation import differences, of_preprocessor, saved_preparation
 from mmvttt.errors import CheckpointMismatchError, ResumeError, UsageError
-from mmvttt.openmmlab.reliability.fit import require_same_classes
+from mmvttt.openmmlab.reliability.fit import require_same_classes, require_weights
 from mmvttt.openmmlab.reliability.settings import flatten, training_settings
+from mmvttt.openmmlab.unwrap import bare_model
 
 BEST = {'default_hooks.checkpoint.save_best': 'mse', 'default_hooks.checkpoint.rule': 'less'}
 TWO = {'train_cfg.max_epochs': 2}
@@ -128,6 +133,24 @@ def test_a_file_says_how_its_images_were_prepared(options: dict, named: list) ->
     cfg = Config(dict(model=dict(data_preprocessor=there), data_preprocessor=dict(mean=[7.0])))
     saved = saved_preparation(dict(meta=dict(settings=training_settings(cfg))))
     assert [name for name, *_ in differences(saved, of_preprocessor(options))] == named
+
+
+class Wrapper(nn.ModuleDict):
+    """As DDP: without a process group."""
+
+
+class Average(BaseTTAModel):
+    def merge_preds(self, data_samples_list: list) -> list:
+        return data_samples_list
+
+
+def test_augmented_tests_on_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODEL_WRAPPERS._module_dict, 'Wrapper', Wrapper)
+    model = nn.Linear(2, 3)
+    model.test_step = lambda data: None
+    wrapped = Wrapper(dict(module=Average(model)))
+    assert bare_model(model) is bare_model(Average(model)) is bare_model(wrapped) is model
+    require_weights(SimpleNamespace(model=wrapped), model.state_dict(), 'a.pth', whole=True)
 
 
 def test_classes_of_a_checkpoint() -> None:
