@@ -77,16 +77,36 @@ def read_content(
     map_location: Any = 'cpu',
     mmap: bool = False,
 ) -> Any:
-    """The content of a file or URL as `read_file` reads it, by our names.
+    """The content of a file or URL, read without running code from it, by our names.
 
     A file of the authors' code of ViT³, H-ViT³, T⁵ or DiT³ becomes a `state_dict` with the weights
     that the authors evaluate, averaged where the file has such; its other weights by their entries,
     and `meta`.
+
+    Only names in `allow_list` are read; torch's own list is restored afterwards. Checksums are
+    compared, which torch writes but does not check.
+
+    Args:
+        checkpoint: A path, an http(s) URL, `timm://` and the name of a model with its tag,
+            `mmvttt://` and the name of shipped weights, or an open file. A file of safetensors is
+            recognised by its name. A folder, of transformers or of timm (`local-dir:…`), holds
+            `model.safetensors`, shards by its index, or `pytorch_model.bin`. `hf-hub:OWNER/NAME` is
+            a model on the hub, as is the name alone of one in its cache.
+        map_location: See `torch.load`.
+        mmap: Map the file, so that tensors are read when used.
+
+    Raises:
+        TypeError: The checkpoint is not a path.
+        CheckpointMissingError: There is no such file.
+        RefusedCheckpointError: It has objects that need pickle's code execution.
+        CheckpointError: The file is not a checkpoint, is damaged, or cannot be downloaded.
     """
-    if isinstance(checkpoint, str | os.PathLike):
-        checkpoint = find_source(checkpoint)
-    name = getattr(checkpoint, 'name', 'the checkpoint')
-    content = read_file(checkpoint, map_location, mmap)
+    is_open = hasattr(checkpoint, 'read') and hasattr(checkpoint, 'seek')
+    source: Any = checkpoint
+    if not is_open and not isinstance(checkpoint, Source):
+        source = find_source(source)
+    name = getattr(source, 'name', 'the checkpoint')
+    content = _content(source, map_location, mmap)
     if not isinstance(content, Mapping):
         return content
     entries = {k: v for k in _CONTAINERS if isinstance(v := content.get(k), Mapping)}
@@ -107,44 +127,18 @@ def read_content(
     return {**meta, **{k: v for k, v in ours.items() if k}, 'state_dict': ours[best]}
 
 
-def read_file(
-    checkpoint: str | os.PathLike[str] | Source | IO[bytes],
-    map_location: Any = 'cpu',
-    mmap: bool = False,
-) -> Any:
-    """The content of a file or URL, read without running code from it.
-
-    Only names in `allow_list` are read; torch's own list is restored afterwards. Checksums are
-    compared, which torch writes but does not check.
-
-    Args:
-        checkpoint: A path, an http(s) URL, `timm://` and the name of a model with its tag,
-            `mmvttt://` and the name of shipped weights, or an open file. A file of safetensors is
-            recognised by its name. A folder, of transformers or of timm (`local-dir:…`), holds
-            `model.safetensors`, shards by its index, or `pytorch_model.bin`. `hf-hub:OWNER/NAME` is
-            a model on the hub, as is the name alone of one in its cache.
-        map_location: See `torch.load`.
-        mmap: Map the file, so that tensors are read when used.
-
-    Raises:
-        TypeError: The checkpoint is not a path.
-        CheckpointMissingError: There is no such file.
-        RefusedCheckpointError: It has objects that need pickle's code execution.
-        CheckpointError: The file is not a checkpoint, is damaged, or cannot be downloaded.
-    """
-    if hasattr(checkpoint, 'read') and hasattr(checkpoint, 'seek'):
-        file: Any = checkpoint
-        return _read(file, '', map_location)
-    if not isinstance(checkpoint, Source):
-        checkpoint = find_source(checkpoint)
-    checkpoint.require_intact()
+def _content(source: Any, map_location: Any, mmap: bool) -> Any:
+    """The content of a `Source`'s files, or of an open file."""
+    if not isinstance(source, Source):
+        return _read(source, '', map_location)
+    source.require_intact()
     parts: dict[str, Any] = {}
-    for path in checkpoint.files:
+    for path in source.files:
         with open(path, 'rb') as opened:
             parts[path.name] = _read(opened, os.fspath(path), map_location, mmap)
-    if checkpoint.index is not None:
-        return _joined(parts, checkpoint.index)
-    return parts[checkpoint.files[0].name]
+    if source.index is not None:
+        return _joined(parts, source.index)
+    return parts[source.files[0].name]
 
 
 def _read(file: IO[bytes], path: str, map_location: Any = 'cpu', mmap: bool = False) -> Any:

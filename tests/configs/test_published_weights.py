@@ -79,7 +79,7 @@ def authors_file(row: Published, model: nn.Module) -> dict[str, Any]:
 def test_every_tensor_has_its_place(row: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(row)
     file = authors_file(row, model)
-    monkeypatch.setattr(read, 'read_file', lambda *_: file)
+    monkeypatch.setattr(read, '_content', lambda *_: file)
     content = read.read_content(Source(row.name, ()))
     weights = read.named_tensors(content, row.name)
     report = compare(model, adapted(model, weights))
