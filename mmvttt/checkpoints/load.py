@@ -137,6 +137,11 @@ def load_pretrained(
     return report
 
 
+def require_some(module: nn.Module, weights: StateDict, source: str) -> LoadReport:
+    """Refuses a checkpoint of which hardly anything fits a module; see `require_match`."""
+    return require_match(module, adapted(module, weights), source)
+
+
 def require_whole(module: nn.Module, weights: StateDict, source: str) -> None:
     """Refuses a checkpoint that would leave parameters of a module at random.
 
@@ -144,7 +149,7 @@ def require_whole(module: nn.Module, weights: StateDict, source: str) -> None:
         CheckpointMismatchError: It has none of the name and shape of some parameter.
     """
     source = shown(source)
-    report = require_match(module, adapted(module, weights), source)
+    report = require_some(module, weights, source)
     names = {name for name, _ in module.named_parameters()}
     lacking = [*report.mismatched, *(name for name in report.missing if name in names)]
     if lacking:

@@ -19,8 +19,8 @@ from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
 from mmvttt.checkpoints.download import shown
-from mmvttt.checkpoints.load import adapted, require_whole
-from mmvttt.checkpoints.match import compare, require_match
+from mmvttt.checkpoints.load import require_some, require_whole
+from mmvttt.checkpoints.match import compare
 from mmvttt.checkpoints.preparation import saved_preparation, warn_of_other_images
 from mmvttt.checkpoints.read import named_tensors, saved_classes
 from mmvttt.errors import CheckpointMismatchError, ResumeError, UsageError
@@ -142,7 +142,7 @@ def _same_groups(groups: list[dict], saved: Mapping[str, Any]) -> bool:
 def require_weights(runner: Runner, content: Any, source: str, whole: bool = False) -> None:
     """Compares the `content` of the checkpoint `source` with a runner's model, and its images.
 
-    See `require_match`, or with `whole` `require_whole`.
+    See `require_some`, or with `whole` `require_whole`.
     """
     if isinstance(runner.model, dict):
         # FlexibleRunner builds the model later; here names and shapes suffice.
@@ -152,8 +152,7 @@ def require_weights(runner: Runner, content: Any, source: str, whole: bool = Fal
         model = bare_model(runner.model)
         preprocessor = getattr(model, 'data_preprocessor', None)
         warn_of_other_images(source, saved_preparation(content), preprocessor)
-    weights = adapted(model, named_tensors(content, source))
-    (require_whole if whole else require_match)(model, weights, source)
+    (require_whole if whole else require_some)(model, named_tensors(content, source), source)
 
 
 def require_same_classes(content: Any, source: str, classes: Sequence[str] | None) -> None:
