@@ -266,6 +266,9 @@ KINDS: dict[str, tuple[str, str, str]] = {
     'ViT-MAE, folder with decoder': (f'{_VIT}\n{_DECODER}', FOLDER, 'ViT'),
     'timm, safetensors': (f'{_TIMM}\nhead. 2 32', FOLDER, 'ViT'),
     'DINOv2, torch.hub': (_META_DINOV2, FILE, 'DINOv2'),
+    'DINOv2 with registers, torch.hub': (
+        f'{_META_DINOV2}\nregister_tokens 1 4 32', FILE, 'DINOv2 with registers',
+    ),
     'DINOv2, chunked blocks': (_META_DINOV2.replace('blocks.', 'blocks.0.'), FILE, 'DINOv2'),
     'DINOv3, torch.hub': (_META_DINOV3, FILE, 'DINOv3'),
     'open_clip, CLIP': (_OPEN_CLIP, CLIP, 'CLIP'),
@@ -293,9 +296,10 @@ def test_every_kind_loads(kind: str, tmp_path: Path) -> None:
         actual['patch_embed.proj.weight'] = rows
     if 'registers' in kind:
         # The class token's row is added to it.
-        row = weights['embeddings.position_embeddings'][:, :1]
-        assert torch.equal(actual['cls_token'], weights['embeddings.cls_token'] + row)
-        actual['cls_token'] = weights['embeddings.cls_token']
+        token = next(name for name in weights if name.endswith('cls_token'))
+        position = next(n for n in weights if n.endswith(('position_embeddings', 'pos_embed')))
+        assert torch.equal(actual['cls_token'], weights[token] + weights[position][:, :1])
+        actual['cls_token'] = weights[token]
     known = torch.cat([w.flatten() for w in weights.values()])
     for name, value in actual.items():
         assert torch.isin(value, known).all(), name
