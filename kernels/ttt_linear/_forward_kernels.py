@@ -1,4 +1,4 @@
-"""Forward kernel of TTT-linear (App. A)."""
+"""Forward kernels of TTT-linear (App. A): the scan, and its output where that is apart."""
 
 import triton
 import triton.language as tl
@@ -17,6 +17,7 @@ from ._tiles import (
     load_features,
     load_rows,
     load_state,
+    load_state_before,
     load_tile,
     normalized,
     repeat_blocks,
@@ -69,7 +70,7 @@ def forward_scan(
     tokens,  # q, k, v (B, T, R, H, D), features dense; eta (B, T, R, H), contiguous like the rest
     strides,  # of q, k, v
     parameters,  # w0 (R, H, D, D); b0, ln_weight, ln_bias (R, H, D); token_scale (R, b)
-    o,  # (B, T, R, H, D)
+    o,  # (B, T, R, H, D); with APART it gets G
     kept,  # Z (B, T, R, H, D); W (B, R, H, segments, D, D) and c (B, R, H, segments, D)
     T,
     R,
@@ -81,10 +82,14 @@ def forward_scan(
     WIDTH: tl.constexpr,
     SIZE: tl.constexpr,
     KEEP: tl.constexpr,
+    APART: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program runs one scan, and with KEEP writes Z and the states."""
+    """One program runs one scan, and with KEEP writes Z and the states.
+
+    With APART it writes G and the states, from which `forward_output` computes the output.
+    """
     scan = tl.program_id(0)
     q, k, v, eta = tokens
     w0, b0, ln_weight, ln_bias, token_scale = parameters
@@ -121,15 +126,76 @@ def forward_scan(
             z_tile = kept_cast(apply_state(s, c, k_tile, D, PRECISION), k_tile)
             if KEEP:
                 store_tile(z_kept, o_step, n, T, concat_features(z_tile, D), D, SIZE)
-            zq = apply_state(s, c, q_tile, D, PRECISION)
-            m = step_weights(q_tile, k_tile, steps, tau, D, PRECISION, ACC)
+            if not APART:
+                zq = apply_state(s, c, q_tile, D, PRECISION)
+                m = step_weights(q_tile, k_tile, steps, tau, D, PRECISION, ACC)
             grad = inner_gradient(z_tile.to(ACC), k_tile, v_tile, gamma, lam, eps, D, WIDTH)
             g_tile = saturating_cast(grad, k_tile)
             eg = descent_step(g_tile, column(tau_last * steps))
             s, c = add_outer(s, c, eg, k_tile, D, PRECISION)
-            zq = add_dot(zq, m, g_tile, PRECISION)
-            o_tile = output(zq, q_tile, gamma, lam, eps, D, WIDTH)
+            if APART:
+                o_tile = concat_features(g_tile, D)
+            else:
+                zq = add_dot(zq, m, g_tile, PRECISION)
+                o_tile = output(zq, q_tile, gamma, lam, eps, D, WIDTH)
             store_tile(o, o_step, n, T, o_tile, D, SIZE)
-        if KEEP:
+        if KEEP or APART:
             slot = tl.cast(scan, tl.int64) * segments + i
             store_state(w_kept + slot * D * D, c_kept + slot * D, s, c, D)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def forward_output(
+    tokens,  # q, k (B, T, R, H, D), features dense; eta (B, T, R, H), contiguous like the rest
+    strides,  # of q, k
+    parameters,  # as in `forward_scan`
+    g,  # (B, T, R, H, D)
+    o,
+    states,  # W (B, R, H, segments, D, D) and c (B, R, H, segments, D)
+    T,
+    R,
+    H,
+    reverse_mask,
+    segment,
+    eps,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program writes the output of one segment of a scan, from the state before it and G."""
+    chunks = tl.cdiv(T, SIZE)
+    segments = tl.cdiv(chunks, segment)
+    scan = tl.program_id(0) // segments
+    part = tl.program_id(0) % segments
+    q, k, eta = tokens
+    w0, b0, ln_weight, ln_bias, token_scale = parameters
+    ACC: tl.constexpr = w0.dtype.element_ty
+    q, q_step = scan_of(q, strides[0], scan, T, R, H, reverse_mask)
+    k, k_step = scan_of(k, strides[1], scan, T, R, H, reverse_mask)
+    eta, eta_step = dense_scan_of(eta, 1, scan, T, R, H, reverse_mask)
+    g, _ = dense_scan_of(g, D, scan, T, R, H, reverse_mask)
+    o, o_step = dense_scan_of(o, D, scan, T, R, H, reverse_mask)
+    head = scan % (R * H)
+    tau, tau_last = token_scales(token_scale, head // H, SIZE, HAS_SCALE, ACC)
+    gamma = load_features(ln_weight + head * D, D)
+    lam = load_features(ln_bias + head * D, D)
+    s, c = load_state_before(part, w0, b0, states[0], states[1], scan, head, segments, D, WIDTH)
+    first = part * segment
+    k_next = load_tile(k, k_step, first, T, D, SIZE)
+    q_next = load_tile(q, q_step, first, T, D, SIZE)
+    g_next = load_tile(g, o_step, first, T, D, SIZE)
+    steps_next = load_rows(eta, eta_step, first, T, SIZE)
+    for n in tl.range(first, tl.minimum(first + segment, chunks), num_stages=1):
+        k_tile, q_tile, g_tile, steps = k_next, q_next, g_next, steps_next
+        k_next = load_tile(k, k_step, n + 1, T, D, SIZE)
+        q_next = load_tile(q, q_step, n + 1, T, D, SIZE)
+        g_next = load_tile(g, o_step, n + 1, T, D, SIZE)
+        steps_next = load_rows(eta, eta_step, n + 1, T, SIZE)
+        zq = apply_state(s, c, q_tile, D, PRECISION)
+        m = step_weights(q_tile, k_tile, steps, tau, D, PRECISION, ACC)
+        zq = add_dot(zq, m, split_features(g_tile, D), PRECISION)
+        store_tile(o, o_step, n, T, output(zq, q_tile, gamma, lam, eps, D, WIDTH), D, SIZE)
+        eg = descent_step(g_tile, (tau_last * steps)[:, None])
+        s, c = add_outer(s, c, split_features(eg, D), k_tile, D, PRECISION)

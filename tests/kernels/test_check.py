@@ -77,12 +77,16 @@ def test_some_images_are_launched_as_the_batch(name, images):
 
 
 @pytest.mark.usefixtures('hopper')
-@pytest.mark.parametrize(('images', 'shared'), [(1, 255), (140, 168)])
-def test_scans_that_share_a_multiprocessor_have_fewer_registers(images, shared):
+@pytest.mark.parametrize(
+    ('images', 'tokens', 'shared', 'apart'),
+    [(1, 196, 255, False), (2, 4200, 255, True), (140, 4200, 168, False)],
+)
+def test_the_builds_and_kernels_of_few_and_of_many_scans(images, tokens, shared, apart):
     from ttt_kernels.ttt_linear import kernel
 
-    strides = ((24_576, 384, 192, 64, 1),) * 3
-    plan = kernel._plan((images, 63, 2, 3, 64), strides, BF16, GPU, 'fb', 64, 16, True)
+    strides = ((tokens * 384, 384, 192, 64, 1),) * 3
+    plan = kernel._plan((images, tokens, 2, 3, 64), strides, BF16, GPU, 'fb', 64, 16, True)
+    assert {x.constants['APART'] for x in plan.forward_scan} == {plan.apart} == {apart}
     query, key, *others = plan.backward_query, plan.backward_key, plan.backward_chain
     assert {x.constants['maxnreg'] for x in (query, key)} == {255}
     assert {x.constants['maxnreg'] for x in (*others, *plan.forward_scan)} == {shared}

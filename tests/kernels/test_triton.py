@@ -138,11 +138,20 @@ def check(inputs, ways='fb', **options):
     assert_same(actual, expected, TOLERANCE[inputs['q'].dtype])
 
 
+@pytest.fixture(params=[False, True], ids=['', 'apart'])
+def output_apart(request, monkeypatch):
+    """Has the output computed by the scan, and by a kernel of its own."""
+    from ttt_kernels.ttt_linear import kernel
+
+    monkeypatch.setattr(kernel, 'output_apart', lambda *_: request.param)
+
+
 @pytest.mark.parametrize('tokens', TOKENS)
-def test_scan_in_segments_and_every_gradient(tokens, cut):
+def test_scan_in_segments_and_every_gradient(tokens, output_apart, cut):
     # One segment of one mini-batch, of several, a ragged last one.
     cut({1: 1, 16: 2, 17: 1, 52: 2, 100: 3}[tokens])
-    check(make(tokens, **sizes(tokens)))
+    inputs = make(tokens, **sizes(tokens))
+    check({**inputs, 'q': turned(inputs['q'])})
 
 
 @pytest.mark.parametrize(
@@ -184,7 +193,7 @@ def test_a_nan_is_seen_in_half_precision(cut):
     [(2, 16, FP64), (1, 12, FP64), (3, 16, FP32), (3, 16, FP16)],
     ids=str,
 )
-def test_one_backend_follows_the_other(segment, size, dtype, cut):
+def test_one_backend_follows_the_other(segment, size, dtype, output_apart, cut):
     cut(segment)
     # 20 channels: the kernels fill them up to 32.
     inputs = make(37, size=size, batch=1, heads=1, dim=20, dtype=dtype)

@@ -125,6 +125,7 @@ CALLS: dict[str, Callable[[torch.dtype], Call]] = {
 OTHER_CALLS = {
     'ttt_linear, d 32': lambda t: scan(t, 32),
     'ttt_linear, d 64, few scans': lambda t: scan(t, 64, heads=2),  # all registers
+    'ttt_linear, d 64, output apart': lambda t: scan(t, 64, heads=1, tokens=1024),
     'ttt_linear, d 128': lambda t: scan(t, 128),
     'ttt_glu, d 32': lambda t: inner_step(ttt_glu, t, 32, 2),
     'ttt_mlp, L2, d 64': lambda t: inner_step(ttt_mlp, t, 64, 2, scale=0.125, loss='l2'),
