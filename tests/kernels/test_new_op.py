@@ -39,11 +39,3 @@ def test_an_op_has_everything(op):
     if op not in ttt_kernels.__all__:
         missing.append('its name in ttt_kernels.__all__')
     assert not missing, f'{op} lacks {", ".join(missing)}: see CONTRIBUTING.md, "Where things go"'
-
-
-def test_what_a_new_op_lacks_is_named():
-    reasons = {place: lacks('ttt_new', place) for place in PLACES}
-    assert all(reasons.values()), reasons
-    assert 'the file kernels/ttt_new/README.md' in reasons.values()
-    # A new op costs at most ten files.
-    assert len(PLACES) <= 10
