@@ -1,5 +1,7 @@
 """Any transformer of images, linear: TTT in the place of its softmax attention (t5 Sec. 4, 5)."""
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -8,13 +10,14 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from mmvttt.checkpoints.names_table import names_table
 from mmvttt.errors import OptionError
 
 from ..layers.inner_options import InnerOptions
 from . import staged, vit
 from .replacement import CROSS, LINEAR, Note
 
+# A number between the dots of a name.
+_NUMBER = re.compile(r'(?<=\.)\d+(?=\.)')
 _T5 = dict(inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk')
 _GENERATION = dict(inner=dict(type='MLP'), loss='l2', key_norm='instance', locality='dwc_qk')
 
@@ -80,16 +83,20 @@ class Linearization:
 
     def __str__(self) -> str:
         """A table of all names, with a row for names that differ only in numbers."""
-        table = names_table(
-            f'{self.kept / 1e6:.2f}M parameters kept, {self.added / 1e6:.2f}M new',
-            {
-                'replaced': ((name, 'TTT') for name in self.replaced),
-                'left': self.left.items(),
-                'new': ((name, 'initialised randomly') for name in self.new),
-                'gone': ((name, 'was added to the scores') for name in self.gone),
-            },
-        )
-        return f'{table}\nmodules_to_save={self.modules_to_save!r}' if self.new else table
+        rows = [('', 'from', 'to, or why not', 'tensors')]
+        for kind, names in (
+            ('replaced', dict.fromkeys(self.replaced, 'TTT')),
+            ('left', self.left),
+            ('new', dict.fromkeys(self.new, 'initialised randomly')),
+            ('gone', dict.fromkeys(self.gone, 'was added to the scores')),
+        ):
+            counts = Counter((_NUMBER.sub('*', name), what) for name, what in names.items())
+            rows += [(kind, *names, str(count)) for names, count in counts.items()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ['  '.join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        title = f'{self.kept / 1e6:.2f}M parameters kept, {self.added / 1e6:.2f}M new'
+        end = [f'modules_to_save={self.modules_to_save!r}'] if self.new else []
+        return '\n'.join([title, *lines, *end])
 
 
 def linearize(
