@@ -8,22 +8,49 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from mmvttt.arguments import check_int
-from mmvttt.errors import UsageError
+from mmvttt.errors import OptionError, UsageError
 
-from .scene import Scene, compose
-from .sources import CLASSES, SPLITS, load_digits, load_photos, split_digits, split_photos
-
-__all__ = ['CLASSES', 'make_digits']
-
+CLASSES = tuple('0123456789')
+SPLITS = ('train', 'val')
 # Increased when the same parameters give other images or annotations.
 RECIPE = 1
 MARKER = 'mmvttt_digits.json'
 MIN_SIZE = 32
+# Part of the digits, and of each photograph's longer side, that is kept for val.
+VAL_DIGITS = 0.2
+VAL_REGION = 0.3
+# A digit's side, as part of the image's; digits on an image; tries to place one before giving up.
+SIDES = (0.2, 0.4)
+COUNTS = (1, 4)
+TRIES = 20
+# Ink above this is the digit; the rest of its square stays photograph.
+INK = 0.35
+# Least distance between the pen's colour and the mean of what it covers, of 441 at most.
+CONTRAST = 120.0
+
+
+class Region(NamedTuple):
+    """A rectangle of one photograph, in pixels."""
+
+    photo: str
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+class Digit(NamedTuple):
+    """One handwritten digit: row in scikit-learn's set, class, and `(8, 8)` ink in [0, 1]."""
+
+    index: int
+    label: int
+    ink: np.ndarray
 
 
 def make_digits(
@@ -74,58 +101,159 @@ def _build(root: Path, counts: dict[str, int], size: int, seed: int) -> None:
     photos = load_photos()
     # One random stream for each purpose, so that val does not depend on the training images.
     dealing, *streams = np.random.default_rng(seed).spawn(1 + len(SPLITS))
-    digits = split_digits(load_digits(), dealing)
-    regions = split_photos(photos, size, dealing)
+    digits = _split_digits(load_digits(), dealing)
+    regions = _split_photos(photos, size, dealing)
     (root / 'annotations').mkdir(parents=True)
     for split, rng in zip(SPLITS, streams, strict=True):
         (root / split).mkdir()
-        scenes = []
+        categories = [{'id': i + 1, 'name': name} for i, name in enumerate(CLASSES)]
+        content: dict[str, list] = {'images': [], 'annotations': [], 'categories': categories}
         for number in range(counts[split]):
-            scene = compose(photos, regions[split], digits[split], size, rng)
-            Image.fromarray(scene.image).save(root / split / f'{number:06}.png', compress_level=3)
-            scenes.append(scene)
-        path = root / 'annotations' / f'instances_{split}.json'
-        path.write_text(json.dumps(_coco(scenes)))
-
-
-def _coco(scenes: list[Scene]) -> dict:
-    images: list[dict] = []
-    annotations: list[dict] = []
-    for image_id, scene in enumerate(scenes, start=1):
-        height, width = scene.image.shape[:2]
-        at = scene.background
-        background = dict(photo=at.photo, crop=[at.left, at.top, at.width, at.height])
-        name = f'{image_id - 1:06}.png'
-        images.append(
-            dict(id=image_id, file_name=name, height=height, width=width, background=background)
-        )
-        for paste in scene.pastes:
-            annotations.append(
-                dict(
-                    id=len(annotations) + 1,
-                    image_id=image_id,
-                    category_id=paste.digit.label + 1,
-                    iscrowd=0,
-                    area=int(paste.mask.sum()),
-                    bbox=_box(paste.mask),
-                    segmentation=_rle(paste.mask),
-                    digit=paste.digit.index,
-                )
+            crop = _crop(regions[split], size, rng)
+            top, left = crop.top, crop.left
+            pixels = photos[crop.photo][top : top + size, left : left + size].copy()
+            image = {'id': number + 1, 'file_name': f'{number:06}.png'}
+            image |= {'height': size, 'width': size}
+            content['images'].append(
+                image | {'background': {'photo': crop.photo, 'crop': crop[1:]}}
             )
-    categories = [{'id': i + 1, 'name': name} for i, name in enumerate(CLASSES)]
-    return {'images': images, 'annotations': annotations, 'categories': categories}
+            for digit, mask in _paste(pixels, digits[split], rng):
+                ids = {'id': len(content['annotations']) + 1, 'image_id': number + 1}
+                content['annotations'].append(ids | _annotation(digit, mask))
+            Image.fromarray(pixels).save(root / split / image['file_name'], compress_level=3)
+        path = root / 'annotations' / f'instances_{split}.json'
+        path.write_text(json.dumps(content))
 
 
-def _box(mask: np.ndarray) -> list[int]:
-    """COCO's `[x, y, width, height]` of a mask `(H, W)`, in pixels."""
+def load_photos() -> dict[str, np.ndarray]:
+    """Photographs as `(H, W, 3)` uint8 RGB, which the wheels themselves hold: no download."""
+    from skimage import data
+    from sklearn.datasets import load_sample_image
+
+    ours = ('astronaut', 'camera', 'chelsea', 'coffee', 'rocket')
+    photos = {name: getattr(data, name)() for name in ours}
+    photos |= {name: load_sample_image(f'{name}.jpg') for name in ('china', 'flower')}
+    photos['motorcycle'] = data.stereo_motorcycle()[0]
+    photos['camera'] = np.repeat(photos['camera'][..., None], 3, axis=2)
+    # The random numbers of the set follow this order.
+    return {name: np.asarray(photos[name], np.uint8) for name in sorted(photos)}
+
+
+def load_digits() -> list[Digit]:
+    """The 1797 handwritten digits of scikit-learn (UCI's optical recognition test set)."""
+    from sklearn import datasets
+
+    bunch = datasets.load_digits()
+    pairs = zip(bunch.images, bunch.target, strict=True)
+    return [Digit(i, int(label), ink / 16) for i, (ink, label) in enumerate(pairs)]
+
+
+def _split_digits(digits: list[Digit], rng: np.random.Generator) -> dict[str, list[Digit]]:
+    """Deals every digit to train or val, class by class, so that val holds each class alike."""
+    parts: dict[str, list[Digit]] = {split: [] for split in SPLITS}
+    for label in range(len(CLASSES)):
+        of_class = [d for d in digits if d.label == label]
+        order = rng.permutation(len(of_class))
+        num_val = round(VAL_DIGITS * len(of_class))
+        parts['val'] += [of_class[i] for i in order[:num_val]]
+        parts['train'] += [of_class[i] for i in order[num_val:]]
+    return parts
+
+
+def _split_photos(
+    photos: dict[str, np.ndarray], size: int, rng: np.random.Generator
+) -> dict[str, list[Region]]:
+    """Cuts every photograph across its longer side: val gets one end, train all the rest.
+
+    Both parts must hold a crop of `size` × `size` pixels; a ValueError if one is too small.
+    """
+    # Both parts of the smallest photograph hold a crop.
+    largest = min(min(min(p.shape[:2]), max(p.shape[:2]) // 2) for p in photos.values())
+    if size > largest:
+        raise OptionError(
+            f'size={size}: the photographs hold disjoint train and val crops of at most '
+            f'{largest} px; pass a size of at most {largest}'
+        )
+    parts: dict[str, list[Region]] = {split: [] for split in SPLITS}
+    for name, photo in photos.items():
+        height, width = photo.shape[:2]
+        long_side = max(height, width)
+        val = max(size, round(VAL_REGION * long_side))
+        train = long_side - val
+        spans = {'val': (0, val), 'train': (val, train)}
+        if rng.random() < 0.5:
+            spans = {'train': (0, train), 'val': (train, val)}
+        for split, (start, extent) in spans.items():
+            box = (start, 0, extent, height) if width >= height else (0, start, width, extent)
+            parts[split].append(Region(name, *box))
+    return parts
+
+
+def _crop(regions: list[Region], size: int, rng: np.random.Generator) -> Region:
+    region = regions[rng.integers(len(regions))]
+    left = region.left + int(rng.integers(region.width - size + 1))
+    top = region.top + int(rng.integers(region.height - size + 1))
+    return Region(region.photo, left, top, size, size)
+
+
+def _paste(
+    image: np.ndarray, digits: list[Digit], rng: np.random.Generator
+) -> list[tuple[Digit, np.ndarray]]:
+    """Draws digits into an image `(S, S, 3)`; each with the mask `(S, S)` of what it covers.
+
+    Digits never overlap, so that every mask is whole.
+    """
+    size = len(image)
+    taken = np.zeros((size, size), dtype=bool)
+    pastes: list[tuple[Digit, np.ndarray]] = []
+    for _ in range(rng.integers(COUNTS[0], COUNTS[1] + 1)):
+        digit = digits[rng.integers(len(digits))]
+        side = round(size * rng.uniform(*SIDES))
+        ink = _enlarge(digit.ink, side)
+        for _ in range(TRIES):
+            top, left = rng.integers(0, size - side + 1, 2)
+            mask = np.zeros_like(taken)
+            mask[top : top + side, left : left + side] = ink > INK
+            if (mask & taken).any():
+                continue
+            taken |= mask
+            pen = _pen(image[mask], rng)
+            # Thin ink is a little darker: what the pen left, not a stencil.
+            shade = 0.75 + 0.25 * ink[ink > INK]
+            image[mask] = np.round(shade[:, None] * pen).astype(np.uint8)
+            pastes.append((digit, mask))
+            break
+    return pastes
+
+
+def _enlarge(ink: np.ndarray, side: int) -> np.ndarray:
+    """`(8, 8)` ink as `(side, side)`, smooth."""
+    image = Image.fromarray(ink.astype(np.float32))
+    return np.clip(np.asarray(image.resize((side, side), Image.Resampling.BICUBIC)), 0, 1)
+
+
+def _pen(covered: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A random RGB colour that stands out from the pixels `(N, 3)` it will cover."""
+    mean = covered.mean(axis=0)
+    while True:
+        pen = rng.uniform(0, 255, 3)
+        if np.linalg.norm(pen - mean) >= CONTRAST:
+            return pen
+
+
+def _annotation(digit: Digit, mask: np.ndarray) -> dict:
+    """COCO's entry; runs are uncompressed, down the columns, the first of zeros."""
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     top, left = int(rows[0]), int(columns[0])
-    return [left, top, int(columns[-1]) - left + 1, int(rows[-1]) - top + 1]
-
-
-def _rle(mask: np.ndarray) -> dict:
-    """COCO's uncompressed run lengths of a mask `(H, W)`: down the columns, first run of zeros."""
     flat = mask.ravel(order='F')
     edges = np.flatnonzero(np.diff(flat)) + 1
     runs = np.diff(np.concatenate([[0], edges, [flat.size]])).tolist()
-    return {'size': list(mask.shape), 'counts': [0, *runs] if flat[0] else runs}
+    counts = [0, *runs] if flat[0] else runs
+    return {
+        'category_id': digit.label + 1,
+        'iscrowd': 0,
+        'area': int(mask.sum()),
+        'bbox': [left, top, int(columns[-1]) - left + 1, int(rows[-1]) - top + 1],
+        'segmentation': {'size': list(mask.shape), 'counts': counts},
+        'digit': digit.index,
+    }
