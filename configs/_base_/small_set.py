@@ -111,13 +111,14 @@ small_set = dict(
                     dict(type='LoadImageFromFile'),
                     dict(type='RandomResizedCrop', scale=224, crop_ratio_range=(0.35, 1.0)),
                     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
+                    dict(type='ColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
                     dict(type='PackInputs'),
                 ],
             ),
         ),
         val_dataloader=dict(
             _delete_=True,
-            batch_size=1,
+            batch_size=16,
             sampler=dict(type='DefaultSampler', shuffle=False),
             collate_fn=dict(type='default_collate'),
             dataset=dict(

@@ -142,8 +142,8 @@ def finetune(
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         for warning in findings.warnings:
             say(f'  {warning}')
-    weights = {cfg.load_from, *checkpoints_of(cfg.model)} - {None}
-    say(f'starts    from {", ".join(sorted(weights)) or "random weights"}; config {config}')
+    weights = cfg.load_from or ', '.join({*checkpoints_of(cfg.model)}) or 'random weights'
+    say(f'starts    from {weights}; config {config}')
     progress = _Progress(_TASKS[data.task][-1], say)
     # The toolboxes print to a file.
     with open(out / 'output.txt', 'a') as log, redirect_stdout(log), redirect_stderr(log):
