@@ -51,7 +51,7 @@ def test_masks_are_exactly_what_was_pasted(root, photos, split):
     assert len(coco['images']) == len(list((root / split).iterdir())) == COUNTS[split]
     assert [c['name'] for c in coco['categories']] == list('0123456789')
     assert len({a['id'] for a in coco['annotations']}) == len(coco['annotations'])
-    ink_of = {d.index: d for d in digits.load_digits()}
+    ink_of = {d.row: d for d in digits.load_digits()}
     for image in coco['images']:
         left, top, width, height = image['background']['crop']
         photo = photos[image['background']['photo']][top : top + height, left : left + width]

@@ -48,7 +48,7 @@ class Region(NamedTuple):
 class Digit(NamedTuple):
     """One handwritten digit: row in scikit-learn's set, class, and `(8, 8)` ink in [0, 1]."""
 
-    index: int
+    row: int
     label: int
     ink: np.ndarray
 
@@ -112,15 +112,15 @@ def _build(root: Path, counts: dict[str, int], size: int, seed: int) -> None:
             crop = _crop(regions[split], size, rng)
             top, left = crop.top, crop.left
             pixels = photos[crop.photo][top : top + size, left : left + size].copy()
-            image = {'id': number + 1, 'file_name': f'{number:06}.png'}
-            image |= {'height': size, 'width': size}
+            name = f'{number:06}.png'
+            image = {'id': number + 1, 'file_name': name, 'height': size, 'width': size}
             content['images'].append(
                 image | {'background': {'photo': crop.photo, 'crop': crop[1:]}}
             )
             for digit, mask in _paste(pixels, digits[split], rng):
                 ids = {'id': len(content['annotations']) + 1, 'image_id': number + 1}
                 content['annotations'].append(ids | _annotation(digit, mask))
-            Image.fromarray(pixels).save(root / split / image['file_name'], compress_level=3)
+            Image.fromarray(pixels).save(root / split / name, compress_level=3)
         path = root / 'annotations' / f'instances_{split}.json'
         path.write_text(json.dumps(content))
 
@@ -255,5 +255,5 @@ def _annotation(digit: Digit, mask: np.ndarray) -> dict:
         'area': int(mask.sum()),
         'bbox': [left, top, int(columns[-1]) - left + 1, int(rows[-1]) - top + 1],
         'segmentation': {'size': list(mask.shape), 'counts': counts},
-        'digit': digit.index,
+        'digit': digit.row,
     }
