@@ -1,6 +1,7 @@
 """`mmvttt finetune`: what it says and writes; what data of each kind learns from 40 pictures."""
 
 import os
+import runpy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import mmvttt
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.apis.finetune import _by_class
 from mmvttt.openmmlab.datasets.own_folder import OwnFolder, Picture
+from mmvttt.openmmlab.reliability import Preempted
 
 DATA = Path(os.environ.get('MMVTTT_DATA', Path(__file__).parents[3] / 'shared/data'))
 BICYCLIST = 10
@@ -59,6 +61,20 @@ def test_a_training_is_reported_and_resumed(colours: Path, tmp_path: Path) -> No
         mmvttt.finetune(colours, 'cifar10_vit_nano', **options)
     with pytest.raises(UsageError, match='classes need one of mmpretrain'):
         mmvttt.finetune(colours, 'pedestrians', work_dir=tmp_path / 'other')
+
+
+def test_ctrl_c_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(**options: object) -> None:
+        # As a training that has saved itself.
+        raise Preempted(0)
+
+    monkeypatch.setattr(mmvttt, 'finetune', stopped)
+    monkeypatch.setattr('sys.argv', ['finetune.py', 'photos'])
+    with pytest.raises(SystemExit, match='130'):
+        runpy.run_path(str(Path(__file__).parents[2] / 'tools/finetune.py'), run_name='__main__')
+    assert capsys.readouterr().out == 'stopped; the same command resumes it\n'
 
 
 def test_the_table_of_label_maps(tmp_path: Path) -> None:
