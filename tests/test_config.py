@@ -50,6 +50,13 @@ def test_a_dict_in_the_place_of_a_name_is_a_sentence(tmp_path: Path) -> None:
         load_config(child, cfg_options={'model.1.depth': 2})
 
 
+def test_an_error_in_a_config_has_its_line(tmp_path: Path) -> None:
+    path = tmp_path / 'mine.py'
+    path.write_text('a = 3\nb = None + a\n')
+    with pytest.raises(UsageError, match=r'TypeError: .*mine\.py, line 2\)'):
+        load_config(path)
+
+
 def test_bases_and_imports_that_are_missing(tmp_path: Path) -> None:
     child = tmp_path / 'child.py'
     child.write_text(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import traceback
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,7 +76,8 @@ def load_config(
     except UsageError:
         raise
     except (SyntaxError, OSError, LookupError, TypeError, ValueError, ConfigParsingError) as error:
-        reason = f'{type(error).__name__}: {error}'
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f'{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})'
         raise UsageError(f"the config '{config}' cannot be read: {reason}") from error
     except ImportError as error:
         # A base from a missing toolbox; mmengine names its distribution.
