@@ -1,7 +1,7 @@
 """Measures FLOPs, peak memory, latency and GPU time of models (mmvttt.analysis.benchmark).
 
 Writes a CSV that names the machine, and plots it against image size like vision-ttt Fig. 6, with
-slopes and crossings. --computed needs no machine: FLOPs and memory come from shapes.
+slopes. --computed needs no machine: FLOPs and memory come from shapes.
 
 The papers compare with attention that stores all T² weights of a head, but today's libraries run
 fused attention, which does not: --attention runs timm's models with either or both.
@@ -105,7 +105,7 @@ def main() -> None:
             measure,
             with_attention,
         )
-        from mmvttt.analysis.complexity import computed_peak, describe_crossings, plot
+        from mmvttt.analysis.complexity import computed_peak, plot
         from mmvttt.analysis.tables import write_csv
         from mmvttt.deploy.compile import compile_blocks, compiling
         from mmvttt.deploy.prepare import prepare
@@ -148,7 +148,7 @@ def main() -> None:
                 figures = [f'{k} {v:.4g}' for k, v in values.items()] + ['out of memory'] * missing
                 what = f'{line} {mode} {dtype} {args.batch} × {height}×{width}'
                 print(f'{what}: {", ".join(figures)}', flush=True)
-        print(*describe_crossings(rows), f'measurements: {args.out}', sep='\n')
+        print(f'measurements: {args.out}')
         if args.plot:
             print(f'plot: {plot(rows, args.plot, args.panels)}')
 

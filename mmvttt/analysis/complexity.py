@@ -1,11 +1,10 @@
-"""Cost against the size of the image: memory from shapes, curves, crossings (vision-ttt Fig. 6)."""
+"""Cost against the size of the image: memory from shapes, curves (vision-ttt Fig. 6)."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -81,34 +80,6 @@ def slope(points: Sequence[tuple[float, float]]) -> float | None:
         return None
     (x0, y0), (x1, y1) = points[-2:]
     return math.log(y1 / y0) / (2 * math.log(x1 / x0))
-
-
-def crossings(rows: Sequence[Mapping[str, Any]], field: str) -> list[tuple[str, str, float]]:
-    """Crossings of lines, as (line, line that it falls below, side in pixels), by side.
-
-    Interpolated between the sizes that both have, exactly for costs that are polynomials of second
-    degree in the tokens: the difference over the tokens is a straight line.
-    """
-    crossed = []
-    lines = {name: dict(points) for name, points in lines_of(rows, field).items()}
-    for a, b in permutations(lines, 2):
-        sides = sorted(set(lines[a]) & set(lines[b]))
-        tokens = [side**2 for side in sides]
-        gaps = [(lines[a][s] - lines[b][s]) / s**2 for s in sides]
-        for (t0, t1), (g0, g1) in zip(pairwise(tokens), pairwise(gaps), strict=True):
-            if g0 >= 0 > g1:
-                crossed.append((a, b, (t0 + (t1 - t0) * g0 / (g0 - g1)) ** 0.5))
-    return sorted(crossed, key=lambda crossing: crossing[2])
-
-
-def describe_crossings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence for each crossing."""
-    return [
-        f'{title.partition(",")[0].partition(" (")[0]}: {a} needs less than {b} from '
-        f'{side:.0f}×{side:.0f} pixels on ({(side / 16) ** 2:.0f} squares of 16×16)'
-        for field, title in PANELS.items()
-        for a, b, side in crossings(rows, field)
-    ]
 
 
 def plot(

@@ -48,7 +48,6 @@ class ScanTraining:
         c: Bias `(B, R, H, d)` after the last mini-batch.
         drift: ‖W_n − W_0‖_F / ‖W_0‖_F `(B, n, R, H)` after each mini-batch: near 0 it learns
             nothing, far above 1 it diverges.
-        step: ‖W_n − W_{n−1}‖_F `(B, n, R, H)`: where in the image the state moves.
         rank: Effective rank of W − W_0 after the last mini-batch `(B, R, H)`, at most min(d, T).
     """
 
@@ -60,7 +59,6 @@ class ScanTraining:
     w: Tensor
     c: Tensor
     drift: Tensor
-    step: Tensor
     rank: Tensor
 
 
@@ -71,7 +69,6 @@ class StepTraining:
     Attributes:
         share: ‖g_t‖ `(B, N, H)` over all weights: the gradient of token t's part of the loss;
             `(B, 0, H)` where tokens were left out.
-        agreement: cos(g_t, Σ g), of the same shape: whether the step follows the token's gradient.
         loss_before, loss_after: Inner loss L(W_0) and L(W′) `(B, H)`.
         drift: ‖W′ − W_0‖ / ‖W_0‖ `(B, H)` over all weights.
         applied: ‖W′ − W_0‖ / ‖Σ g‖ `(B, H)`: 1 for one plain step, less with damping.
@@ -79,7 +76,6 @@ class StepTraining:
     """
 
     share: Tensor
-    agreement: Tensor
     loss_before: Tensor
     loss_after: Tensor
     drift: Tensor
@@ -230,7 +226,7 @@ def follow_scan(
     weight, bias = inputs.ln_weight[:, :, None], inputs.ln_bias[:, :, None]
     w, c = w0, b0[:, :, None]
     size = torch.linalg.matrix_norm(w0)
-    losses, gradients, drifts, moves = [], [], [], []
+    losses, gradients, drifts = [], [], []
     tensors = (x.split(mini_batch_size, dim=3) for x in (k, v, e))
     for keys, values, steps in zip(*tensors, strict=True):
         z = keys @ w + c
@@ -240,9 +236,10 @@ def follow_scan(
         p = weight * error
         g = (p - p.mean(-1, keepdim=True) - x * (p * x).mean(-1, keepdim=True)) * rstd
         gradients.append((keys.square().sum(-1) + 1).sqrt() * g.norm(dim=-1))
-        move = keys.mT @ (steps[..., None] * g)
-        w, c = w - move, c - (steps[..., None] * g).sum(-2, keepdim=True)
-        moves.append(torch.linalg.matrix_norm(move))
+        w, c = (
+            w - keys.mT @ (steps[..., None] * g),
+            c - (steps[..., None] * g).sum(-2, keepdim=True),
+        )
         drifts.append(torch.linalg.matrix_norm(w - w0) / size)
     magnitude = torch.cat(gradients, dim=-1).movedim(3, 1)
     return ScanTraining(
@@ -254,7 +251,6 @@ def follow_scan(
         w,
         c.squeeze(-2),
         torch.stack(drifts, 1),
-        torch.stack(moves, 1),
         effective_rank(w - w0),
     )
 
@@ -317,29 +313,26 @@ def _follow_head(
         token = k[token_index][None]
         return vjp(lambda w: predict(w, token), weights)[1](error[token_index][None])[0]
 
-    def norms(token_index: Tensor) -> tuple[Tensor, Tensor]:
-        g = (of_place if spatial else of_token)(token_index)
-        squares = sum(x.square().sum() for x in g.values())
-        return squares.sqrt(), sum((x * total[n]).sum() for n, x in g.items())
+    def norm(tree: Weights) -> Tensor:
+        return sum(x.square().sum() for x in tree.values()).sqrt()
+
+    def norm_of(token_index: Tensor) -> Tensor:
+        return norm((of_place if spatial else of_token)(token_index))
 
     each = sum(w.numel() for w in weights.values()) + (9 * error.numel() if spatial else 0)
     chunk = max(1, _AT_ONCE // each)
-    share = along = k.new_empty(0)
+    share = k.new_empty(0)
     if tokens:
-        share, along = vmap(norms, chunk_size=chunk)(torch.arange(len(k), device=k.device))
+        share = vmap(norm_of, chunk_size=chunk)(torch.arange(len(k), device=k.device))
     trained = mixer.train_inner(weights, k, v, eta, hw)
     moved = {n: trained[n] - w for n, w in weights.items()}
-    size, move, start = (
-        sum(x.square().sum() for x in tree.values()).sqrt() for tree in (total, moved, weights)
-    )
     ranks = [effective_rank(x.flatten(1) if x.dim() > 1 else x[None]) for x in moved.values()]
     return (
         share,
-        along / (share * size).clamp_min(torch.finfo(share.dtype).tiny),
         loss(predicted, v),
         loss(predict(trained, k), v),
-        move / start,
-        move / size,
+        norm(moved) / norm(weights),
+        norm(moved) / norm(total),
         torch.stack(ranks).mean(0),
     )
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from ..errors import UsageError
 from .attention import attention_distance, implicit_attention, key_shift, softmax_weights
-from .inner_training import LayerTraining, largest_tokens
+from .inner_training import largest_tokens
 from .look import Look, means, spread
 from .mixers import SOFTMAX, Mixing
 from .pictures import (
@@ -159,7 +158,7 @@ def draw_losses(look: Look) -> list[Path]:
 
 @styled
 def draw_states(look: Look) -> list[Path]:
-    """state: drift, effective rank and learning rate by layer; where in the image it moves."""
+    """state: drift, effective rank and learning rate by layer."""
     names = ('drift', 'rank', 'rate')
     labels = (
         'drift ‖W − W₀‖ / ‖W₀‖',
@@ -172,18 +171,7 @@ def draw_states(look: Look) -> list[Path]:
         panel.plot(range(1, len(values) + 1), values, marker='o')
         panel.set(title=label, ylim=(0, 1.1 * max(values)))
         _by_layer(panel)
-    files = [look.save(figure, 'state')]
-    title = 'Agreement of each patch with the step, cos(gradient of the patch, their sum)'
-    label, values_of = 'cosine,\nbelow 0 as 0', _agreement
-    if look.trainings[0][0].scan:
-        title = 'How far the state moves while it reads each mini-batch'
-        label, values_of = '‖Wₙ − Wₙ₋₁‖ /\nmaximum', _moves
-    maps = (
-        {block_title(x.name): values_of(x).clamp_min(0).unflatten(0, x.hw) for x in spread(layers)}
-        for layers in look.trainings
-    )
-    files += look.draw_maps('state', title, label, maps)
-    return [*files, look.table('state', ('layer', *names), rows)]
+    return [look.save(figure, 'state'), look.table('state', ('layer', *names), rows)]
 
 
 @styled
@@ -277,27 +265,6 @@ def _by_layer(panel: Axes) -> None:
     panel.set_xlabel('layer')
     panel.locator_params(axis='x', integer=True)
     panel.grid(visible=True)
-
-
-def _moves(layer: LayerTraining) -> Tensor:
-    """Steps of the state at the patches of each mini-batch `(h·w,)` over the largest of them.
-
-    Means over heads and scans.
-    """
-    scan = layer.scan
-    count = scan.loss.shape[1]
-    total = torch.zeros(count)
-    for r, direction in enumerate(scan.directions):
-        moves = scan.step[0, :, r].mean(-1).float().cpu()
-        along = moves.repeat_interleave(scan.mini_batch_size)[:count]
-        total += along.flip(0) if direction == 'b' else along
-    moves = total[layer.patches.cpu()]
-    return moves / moves.max()
-
-
-def _agreement(layer: LayerTraining) -> Tensor:
-    agreement = torch.cat([s.agreement[0] for s in layer.steps], -1).mean(-1)
-    return agreement[layer.patches].float()
 
 
 def _place(query: tuple[float, float], hw: tuple[int, int]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from ..errors import UsageError
 from ..named_model import as_in_imagenet, read_picture
 from .inner_training import LayerTraining, training_of
 from .mixers import Mixing, backbone_of, record_mixers
-from .pictures import colour_bar, cut_middle, image_panels, save, show_image, show_map
+from .pictures import save
 from .tables import write_csv
 
 if TYPE_CHECKING:
@@ -85,21 +85,6 @@ class Look:
     def counted(self) -> str:
         """The number of images, for titles."""
         return f'mean over {len(self.files)} images' if len(self.files) > 1 else 'one image'
-
-    def draw_maps(
-        self, name: str, title: str, label: str, maps: Iterable[Mapping[str, Tensor]]
-    ) -> list[Path]:
-        """Draws each image with its maps `(h, w)`, by their titles, in [0, 1]."""
-        files = []
-        for path, (picture, _), titled in zip(self.files, self.images, maps, strict=True):
-            columns = len(titled) + 1
-            figure, axes = image_panels(columns, min(columns, 4), self.size, title)
-            show_image(axes[0], picture, cut_middle(path.name, 28))
-            for panel, (text, values) in zip(axes[1:], titled.items(), strict=True):
-                drawn = show_map(panel, values, self.size, text)
-            colour_bar(figure, drawn, axes, label)
-            files.append(self.save(figure, f'{name}_{self.names[path]}'))
-        return files
 
     def save(self, figure: Figure, name: str) -> Path:
         """Writes a picture."""

@@ -1,4 +1,4 @@
-"""The benchmark measures what it says, and its curves cross where they should."""
+"""The benchmark measures what it says."""
 
 import csv
 from pathlib import Path
@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from mmvttt.analysis import benchmark
 from mmvttt.analysis.benchmark import has_attention, machine, measure, with_attention
-from mmvttt.analysis.complexity import (
-    computed_peak,
-    crossings,
-    describe_crossings,
-    lines_of,
-    plot,
-    slope,
-)
+from mmvttt.analysis.complexity import computed_peak, plot, slope
 from mmvttt.analysis.tables import write_csv
 
 
@@ -88,26 +81,6 @@ def test_out_of_memory_is_a_row_too(tmp_path: Path) -> None:
     assert table[-1]['latency_ms'] == ''
     picture = plot(rows, tmp_path / 'plots' / 'rows.png')
     assert picture.read_bytes().startswith(b'\x89PNG')
-
-
-def rows_of(name: str, costs: dict[int, float]) -> list[dict]:
-    """Rows of a made-up model: GFLOPs by the side of the image."""
-    return [dict(line=name, height=s, width=s, gflops=cost) for s, cost in costs.items()]
-
-
-def test_crossings_are_exact_for_polynomials_in_the_tokens() -> None:
-    sides = (100, 200, 400)
-    linear = rows_of('linear', {s: 30 * s**2 for s in sides})
-    square = rows_of('square', {s: 10 * s**2 + s**4 / 1000 for s in sides})
-    rows = [*linear, *square]
-    # 30 T = 10 T + T²/1000 at T = 20 000 pixels.
-    assert crossings(rows, 'gflops') == [('linear', 'square', pytest.approx(20000**0.5))]
-    (sentence,) = describe_crossings(rows)
-    assert sentence == (
-        'GFLOPs: linear needs less than square from 141×141 pixels on (78 squares of 16×16)'
-    )
-    assert crossings(linear, 'gflops') == crossings(rows, 'latency_ms') == []
-    assert list(lines_of(rows, 'gflops')) == ['linear', 'square']
 
 
 def test_slopes_are_against_the_tokens() -> None:
