@@ -5,17 +5,16 @@ import json
 import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import timm
 import torch
-from timm.layers import Attention, AttentionRope
-from timm.models import beit, metaformer
-from timm.models.eva import EvaAttention
+from timm.models import metaformer
 from timm.models.metaformer import MetaFormer
 from timm.models.vision_transformer import VisionTransformer
-from timm.models.vision_transformer_relpos import RelPosAttention
 from timm.models.volo import VOLO
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -29,16 +28,17 @@ from mmvttt.models.linearize.folder import save_pretrained
 from .building import shaken
 
 SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
+VIT, ROTARY = 'vit_tiny_patch16_224', 'vit_small_patch16_dinov3'
 # Models that take images of one size.
 FIXED: dict = dict(dynamic_img_size=None, img_size=(48, 80))
 # One of each kind, in a reduced size: name in timm → options.
 MODELS: dict[str, dict] = {
-    'vit_tiny_patch16_224': {},
+    VIT: {},
     'deit_tiny_distilled_patch16_224': {},
     'deit3_small_patch16_224': {},
     'vit_base_patch16_siglip_224': {},
     'vit_small_patch14_reg4_dinov2': {},
-    'vit_small_patch16_dinov3': {},
+    ROTARY: {},
     'vit_small_patch16_dinov3_qkvb': {},
     'q and k norms, rotary positions': dict(qk_norm=True),
     'gate': dict(attn_type='rope', gated=True),
@@ -55,7 +55,7 @@ MODELS: dict[str, dict] = {
     'vit_srelpos_small_patch16_224': FIXED,
 }
 # Where timm has no name for a kind.
-NAMES = {'q and k norms, rotary positions': 'vit_small_patch16_dinov3'}
+NAMES = dict.fromkeys(('q and k norms, rotary positions', 'gate'), ROTARY)
 SMALL = dict(depth=2, embed_dim=32, num_heads=2, num_classes=3, dynamic_img_size=True)
 
 
@@ -63,103 +63,180 @@ def build(name: str, **options) -> nn.Module:
     options = {**SMALL, **MODELS.get(name, {}), **options}
     if options['dynamic_img_size'] is None:
         del options['dynamic_img_size']
-    if options.pop('gated', False):
-        model = timm.create_model('vit_small_patch16_dinov3', **options)
+    gated = options.pop('gated', False)
+    model = timm.create_model(NAMES.get(name, name), **options)
+    if gated:
         for block in model.blocks:
             block.attn.gate = nn.Linear(32, 32)
-        return shaken(model.double())
-    return shaken(timm.create_model(NAMES.get(name, name), **options).double())
+    return shaken(model.double())
 
 
-def images(model: nn.Module, h: int = 3, w: int = 5, batch: int = 2) -> Tensor:
+def caformer() -> nn.Module:
+    kinds = [metaformer.SepConv] * 2 + [metaformer.Attention] * 2
+    norms = [metaformer.LayerNorm2dNoBias] * 2 + [metaformer.LayerNormNoBias] * 2
+    options = dict(depths=(1, 1, 2, 1), dims=(16, 32, 64, 64), num_classes=3)
+    return shaken(MetaFormer(token_mixers=kinds, norm_layers=norms, **options).double())
+
+
+def pit() -> nn.Module:
+    options = dict(base_dims=(16, 16, 16), depth=(1, 2, 1), heads=(1, 2, 4), img_size=(64, 96))
+    return shaken(timm.create_model('pit_ti_distilled_224', num_classes=3, **options).double())
+
+
+def volo() -> nn.Module:
+    options = dict(layers=(1, 2, 1, 1), embed_dims=(16, 32, 32, 32), num_heads=(1, 2, 2, 2))
+    return shaken(VOLO(num_classes=3, img_size=(64, 96), **options).double())
+
+
+def noise(h: int, w: int, number: int = 1, batch: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(batch, 3, h, w, generator=generator, dtype=torch.float64)
+
+
+def images(model: nn.Module, h: int = 3, w: int = 5) -> Tensor:
     """Images of h×w patches, not square."""
     p = model.patch_embed.patch_size[0]
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(batch, 3, h * p, w * p, generator=generator, dtype=torch.float64)
+    return noise(h * p, w * p)
 
 
-@pytest.mark.parametrize('name', MODELS)
+class Source(NamedTuple):
+    """A kind of transformer.
+
+    Attributes:
+        build: A small one, in fp64.
+        inputs: Arguments of a call, from the model and a number. An odd number turns the map where
+            the model takes more than one size.
+        attentions: Number of its self-attentions.
+        loses: Whether it has biases of pairs of positions.
+    """
+
+    build: Callable[[], nn.Module]
+    inputs: Callable[[nn.Module, int], dict[str, Any]]
+    attentions: int = 2
+    loses: bool = False
+
+
+def _patches(model: nn.Module, number: int) -> dict[str, Any]:
+    p = model.patch_embed.patch_size[0]
+    h, w = (5, 3) if number % 2 else (3, 5)
+    return dict(x=noise(h * p, w * p, number))
+
+
+SOURCES = {
+    **{
+        name: Source(
+            partial(build, name),
+            (lambda model, number: dict(x=noise(48, 80, number))) if fixed is FIXED else _patches,
+            4 if '18x2' in name else 2,
+            fixed is FIXED,
+        )
+        for name, fixed in MODELS.items()
+    },
+    **{
+        make.__name__: Source(make, lambda model, number: dict(x=noise(64, 96, number)), count)
+        for make, count in ((caformer, 3), (pit, 4), (volo, 4))
+    },
+}
+if find_spec('diffusers'):
+    from . import test_linearize_diffusion as diffusers
+
+    SOURCES |= {
+        name: Source(partial(diffusers.build, name), partial(diffusers.numbered, name), count)
+        for name, count in (('DiT', 3), ('SD3', 6), ('PixArt', 2), ('Flux', 4))
+    }
+each = pytest.mark.parametrize('name', SOURCES)
+
+
+def outputs(model: nn.Module, inputs: dict[str, Any]) -> list[Tensor]:
+    """With all tokens: a class token does not read the last block's patches."""
+    out = model(**inputs)
+    return [out, model.forward_features(**inputs)] if isinstance(out, Tensor) else [out.sample]
+
+
+@each
 def test_with_softmax_put_back_it_is_the_source(name: str) -> None:
-    source = build(name)
-    model = copy.deepcopy(source)
+    source = SOURCES[name].build()
+    model, partly = copy.deepcopy(source), copy.deepcopy(source)
     record = linearize(model, **SOFTMAX)
     assert not record.new
-    assert bool(record.gone) == any(part in name for part in ('beit_', 'beitv2', 'relpos'))
-    for gone in record.gone:
-        # The source without its biases of pairs of positions.
-        nn.init.zeros_(source.get_parameter(gone))
-    x = images(source)
-    # Both call the same softmax on the same numbers; with biases of 0, torch's other one: fp64.
-    atol = 1e-12 if record.gone else 0
-    torch.testing.assert_close(model(x), source(x), rtol=0, atol=atol)
-    ours, theirs = model.forward_features(x), source.forward_features(x)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
-    assert record.replaced
-    assert not record.left
-    before, after = source.state_dict(), model.state_dict()
-    assert [n for n in before if n not in record.gone] == list(after)
-    before = {n: before[n] for n in after}
-    assert all(torch.equal(before[n], after[n]) for n in before)
+    assert len(record.replaced) == SOURCES[name].attentions
+    assert bool(record.gone) is SOURCES[name].loses
+    models = [model]
+    if name != 'vit_srelpos_small_patch16_224':
+        # Its blocks share their biases.
+        last = record.replaced[-1]
+        assert linearize(partly, last, **SOFTMAX).left.keys() >= {*record.replaced} - {last}
+        models.append(partly)
+    weights = {n: w for n, w in source.state_dict().items() if n not in record.gone}
+    assert list(model.state_dict()) == list(weights)
+    assert all(torch.equal(w, weights[n]) for n, w in model.state_dict().items())
+    for changed in (source, partly):
+        for gone in {*record.gone} & {n for n, _ in changed.named_parameters()}:
+            # The source without its biases of pairs of positions.
+            nn.init.zeros_(changed.get_parameter(gone))
+    # Both call the same softmax on the same numbers; with biases of 0, torch's other one, and in
+    # joint attention the text lies in front of the image here, behind it there: fp64.
+    joint = name in ('SD3', 'Flux')
+    atol = 1e-12 if record.gone or joint else 0
+    for number in range(2):
+        inputs = SOURCES[name].inputs(source, number)
+        expected = outputs(source, inputs)
+        for changed in models:
+            for pair in zip(outputs(changed, inputs), expected, strict=True):
+                torch.testing.assert_close(*pair, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize('name', MODELS)
+@each
 def test_every_gradient_arrives(name: str) -> None:
-    source = build(name)
+    source = SOURCES[name].build()
     model = copy.deepcopy(source).train()
     record = linearize(model)
-    assert record.replaced == [n for n, m in source.named_modules() if is_attention(m)]
-    kept = [p for n, p in source.named_parameters() if n not in record.gone]
-    assert record.kept == sum(p.numel() for p in kept)
-    # t5 Sec. 4, SwiGLU of heads of 16 (or 8) channels, two convolutions with biases.
-    width = model.get_submodule(record.replaced[0]).head_dim
-    assert record.added == len(record.replaced) * (3 * 32 * width + 20 * 32)
-    assert set(record.new) == set(model.state_dict()) - set(source.state_dict())
-    # All tokens are looked at: with a class token alone nothing reads the last block's patches.
-    features = model.forward_features(images(source))
-    weights = torch.linspace(-1, 1, features[0].numel(), dtype=torch.float64).sin()
-    (features * weights.view_as(features[0])).sum().backward()
-    head = ('head', 'fc_norm', 'attn_pool')
-    without = [
-        n
-        for n, p in model.named_parameters()
-        if not n.startswith(head) and (p.grad is None or not p.grad.isfinite().all())
-    ]
-    zero = [n for n in record.new if model.get_parameter(n).grad.abs().max() == 0]
-    assert not without
-    assert not zero
+    before, after = (dict(m.named_parameters()) for m in (source, model))
+    assert record.kept == sum(p.numel() for n, p in before.items() if n not in record.gone)
+    assert set(record.new) == after.keys() - before.keys()
+    assert record.added == sum(after[n].numel() for n in record.new)
+    out = outputs(model, SOURCES[name].inputs(source, 0))[-1]
+    weights = torch.linspace(-1, 1, out[0].numel(), dtype=torch.float64).sin()
+    (out * weights.view_as(out[0])).sum().backward()
+    head = ('head', 'aux_head', 'fc_norm', 'attn_pool')
+    with_grad = {n for n, p in after.items() if p.grad is not None and p.grad.isfinite().all()}
+    assert not [n for n in after.keys() - with_grad if not n.startswith(head)]
+    zero = [n for n in record.new if not after[n].grad.any()]
+    # Nothing reads the patches behind the last block of PiT.
+    assert all(n.startswith('transformers.2.blocks.0.attn.q_conv') for n in zero)
 
 
-def is_attention(module: nn.Module) -> bool:
-    return type(module) in (Attention, AttentionRope, EvaAttention, beit.Attention, RelPosAttention)
-
-
-@pytest.mark.parametrize('pad', [False, True])
-@pytest.mark.parametrize('name', ['vit_small_patch14_reg4_dinov2', 'vit_small_patch16_dinov3'])
-def test_images_of_other_sizes(name: str, pad: bool) -> None:
-    source = build(name, dynamic_img_pad=pad)
+@pytest.mark.parametrize('name', ['vit_small_patch14_reg4_dinov2', ROTARY])
+def test_images_of_other_sizes(name: str) -> None:
+    source = build(name, dynamic_img_pad=True)
     model = copy.deepcopy(source)
     linearize(model, **SOFTMAX)
     for h, w in ((1, 1), (1, 4), (7, 2)):
         x = images(source, h, w)
-        if pad:
-            x = x[..., 3:, 5:]
-        assert torch.equal(model(x), source(x))
+        for image in (x, x[..., 3:, 5:]):
+            assert torch.equal(model(image), source(image))
 
 
-def test_compiled_exported_and_in_half_precision() -> None:
-    model = build('vit_small_patch16_dinov3').float()
+@pytest.mark.parametrize('name', [ROTARY, *({'SD3'} & SOURCES.keys())])
+def test_compiled_exported_and_in_half_precision(name: str) -> None:
+    source = SOURCES[name].build()
+    calls = [SOURCES[name].inputs(source, number) for number in range(2)]
+    calls = [{n: x.float() if x.is_floating_point() else x for n, x in c.items()} for c in calls]
+    model = source.float()
     linearize(model)
-    wide, high = images(model).float(), images(model, 5, 3).float()
     with torch.no_grad():
-        expected = model(wide), model(high)
-        compiled = torch.compile(model, backend='eager', fullgraph=True)
-        program = torch.export.export(model, (wide,)).module()
-        # The same operations.
-        assert torch.equal(compiled(wide), expected[0])
-        assert torch.equal(compiled(high), expected[1])
-        assert torch.equal(program(wide), expected[0])
+        expected = [outputs(model, call)[0] for call in calls]
+        # The hooks of diffusers' models break the graph.
+        compiled = torch.compile(model, backend='eager', fullgraph=name == ROTARY)
+        for call, out in zip(calls, expected, strict=True):
+            # The same operations.
+            actual = compiled(**call)
+            assert torch.equal(actual if name == ROTARY else actual.sample, out)
+        if name == ROTARY:
+            program = torch.export.export(model, (), calls[0]).module()
+            assert torch.equal(program(**calls[0]), expected[0])
         with torch.autocast('cpu', torch.bfloat16):
-            half = model(wide)
+            half = outputs(model, calls[0])[0]
     # bf16 keeps 8 bits, and a few dozen roundings add up.
     assert (half.float() - expected[0]).norm() < 0.05 * expected[0].norm()
 
@@ -248,52 +325,9 @@ def test_behind_convolutions(name: str) -> None:
         assert model(torch.empty(1, 3, *size)).dim() == 2
 
 
-def caformer() -> nn.Module:
-    kinds = [metaformer.SepConv] * 2 + [metaformer.Attention] * 2
-    norms = [metaformer.LayerNorm2dNoBias] * 2 + [metaformer.LayerNormNoBias] * 2
-    options = dict(depths=(1, 1, 2, 1), dims=(16, 32, 64, 64), num_classes=3)
-    return shaken(MetaFormer(token_mixers=kinds, norm_layers=norms, **options).double())
-
-
-def pit() -> nn.Module:
-    options = dict(base_dims=(16, 16, 16), depth=(1, 2, 1), heads=(1, 2, 4), img_size=(64, 96))
-    return shaken(timm.create_model('pit_ti_distilled_224', num_classes=3, **options).double())
-
-
-def volo() -> nn.Module:
-    options = dict(layers=(1, 2, 1, 1), embed_dims=(16, 32, 32, 32), num_heads=(1, 2, 2, 2))
-    return shaken(VOLO(num_classes=3, img_size=(64, 96), **options).double())
-
-
-@pytest.mark.parametrize(('build_staged', 'count'), [(caformer, 3), (pit, 4), (volo, 4)])
-def test_in_stages(build_staged, count: int) -> None:
-    source = build_staged()
-    x = torch.randn(2, 3, 64, 96, dtype=torch.float64)
-    same, model = copy.deepcopy(source), copy.deepcopy(source).train()
-    record = linearize(same, **SOFTMAX)
-    assert torch.equal(same(x), source(x))
-    assert list(same.state_dict()) == list(source.state_dict())
-    assert len(record.replaced) == count
-    record = linearize(model)
-    assert set(record.new) == set(model.state_dict()) - set(source.state_dict())
-    model.forward_features(x).sin().sum().backward()
-    zero = [n for n in record.new if not model.get_parameter(n).grad.abs().max() > 0]
-    # Nothing reads the patches behind the last block of PiT.
-    assert all(n.startswith('transformers.2.blocks.0.attn.q_conv') for n in zero)
-    average, expected = copy.deepcopy(model.eval()), model(x)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    assert torch.equal(average(x), expected)
-    with pytest.raises(ValueError, match='linearized already'):
-        linearize(model)
-    # One of several attentions, and none of the rest.
-    partly = copy.deepcopy(source)
-    assert len(linearize(partly, record.replaced[-1], **SOFTMAX).left) == count - 1
-    assert torch.equal(partly(x), source(x))
-    if build_staged is caformer:
-        with pytest.raises(ValueError, match=r'stages\.2\.blocks\.0\.token_mixer is left in a st'):
-            linearize(source, record.replaced[1])
+def test_a_stage_is_replaced_whole() -> None:
+    with pytest.raises(ValueError, match=r'stages\.2\.blocks\.0\.token_mixer is left in a st'):
+        linearize(caformer(), 'stages.2.blocks.1.token_mixer')
 
 
 @pytest.mark.stress
@@ -309,9 +343,6 @@ def test_the_whole_registry() -> None:
             refused[name] = str(error)
     # timm 1.0.31 has 308: 156, 65, 16, 14, 13, 7, 14, 4, 8, 11, by module.
     assert len(timm.list_models(exclude_filters='linear_vit')) - len(refused) >= 308
-
-
-VIT = 'vit_tiny_patch16_224'
 
 
 def patched() -> nn.Module:

@@ -1,14 +1,12 @@
-"""TTT in diffusers' transformers: DiT⁵ and SD3.5-T⁵ by the counts of their papers, and in small."""
+"""TTT in diffusers' transformers: files, processors, counts of DiT⁵ and SD3.5-T⁵."""
 
 import copy
 import logging
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmvttt.errors import UsageError
@@ -21,7 +19,6 @@ diffusers = pytest.importorskip('diffusers', reason='the extra `gen` is not inst
 saved = pytest.importorskip('mmvttt.models.linearize.saved')
 DiT, Flux = diffusers.DiTTransformer2DModel, diffusers.FluxTransformer2DModel
 
-SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
 # dit5 names all attentions; SD3's have no window.
 RECIPES = {
     'DiT': ('dit5', {}),
@@ -29,8 +26,6 @@ RECIPES = {
     'PixArt': ('dit5', {}),
     'Flux': ('dit5', dict(neighborhood=None)),
 }
-
-
 SMALL = dict(num_attention_heads=2, attention_head_dim=16)
 JOINT = dict(SMALL, joint_attention_dim=24, pooled_projection_dim=20)
 CONFIGS: dict[str, tuple[type, dict]] = {
@@ -110,41 +105,14 @@ def inputs(name: str, h: int = 12, w: int = 20) -> dict[str, torch.Tensor]:
     )
 
 
+def numbered(name: str, model: nn.Module, number: int) -> dict[str, torch.Tensor]:
+    """Inputs of which odd ones have the map turned."""
+    actual = inputs(name, *((20, 12) if number % 2 else (12, 20)))
+    return actual | dict(hidden_states=actual['hidden_states'] + 0.1 * number)
+
+
 LOADERS = {name: getattr(saved, kind.__name__) for name, (kind, _) in CONFIGS.items()}
 each = pytest.mark.parametrize('name', CONFIGS)
-
-
-@each
-def test_with_softmax_put_back_it_is_the_source(name: str) -> None:
-    source = build(name)
-    model = copy.deepcopy(source)
-    linearize(model, **SOFTMAX)
-    assert isinstance(model, type(source))
-    difference = model(**inputs(name)).sample - source(**inputs(name)).sample
-    # In joint attention the text lies in front of the image here, and behind it there: fp64.
-    assert difference.abs().max() < 1e-12
-
-
-@each
-def test_every_gradient_by_name(name: str) -> None:
-    where, options = RECIPES[name]
-    model = build(name)
-    before = set(model.state_dict())
-    record = linearize(model, where, **options)
-    assert set(record.new) == set(model.state_dict()) - before
-    grads = []
-    processors = [model.get_submodule(n).processor for n in record.replaced]
-    for fused in (True, False):
-        for processor in processors:
-            processor.fused = fused
-        model.zero_grad()
-        model(**inputs(name)).sample.square().mean().backward()
-        grads.append({n: p.grad for n, p in model.named_parameters()})
-    assert not [n for n, g in grads[0].items() if g is None or not g.isfinite().all()]
-    assert not [n for n in record.new if grads[0][n].abs().max() == 0]
-    for parameter, grad in grads[0].items():
-        # fp64, the op against the definition by automatic differentiation.
-        torch.testing.assert_close(grad, grads[1][parameter], rtol=1e-8, atol=1e-11, msg=parameter)
 
 
 @each
@@ -240,28 +208,6 @@ def test_options_that_no_config_can_hold() -> None:
     assert 'linearize' not in model.config
 
 
-@pytest.mark.parametrize('reentrant', [False, True])
-def test_checkpointing_remembers_the_map(reentrant: bool) -> None:
-    """6×10 patches, then 10×6 before the backward pass."""
-    model = build('SD3').train()
-    linearize(model, [0, 2])
-    grads = []
-    for checkpointing in (False, True):
-        if checkpointing:
-            model.enable_gradient_checkpointing(partial(checkpoint, use_reentrant=reentrant))
-        model.zero_grad()
-        out = model(**inputs('SD3')).sample
-        if checkpointing:
-            model(**inputs('SD3', 20, 12))
-        out.square().mean().backward()
-        grads.append({n: p.grad for n, p in model.named_parameters()})
-    for parameter, grad in grads[0].items():
-        # Reentrant checkpointing sums a shared gradient in another order: fp64.
-        torch.testing.assert_close(
-            grads[1][parameter], grad, rtol=1e-10 * reentrant, atol=1e-10 * reentrant, msg=parameter
-        )
-
-
 def test_cross_attention_stays() -> None:
     model = build('PixArt')
     record = linearize(model)
@@ -288,19 +234,6 @@ def test_a_caller_tells_flux_its_map() -> None:
         tokens = torch.randn(2, len(ids), x['hidden_states'].shape[-1])
         with pytest.raises(ValueError, match='not the rows and columns of one map'):
             model(**dict(x, img_ids=ids, hidden_states=tokens.to(x['hidden_states'])))
-
-
-def test_compiled_and_in_half_precision() -> None:
-    model = build('SD3').float()
-    linearize(model)
-    x = {k: v.float() if v.is_floating_point() else v for k, v in inputs('SD3').items()}
-    with torch.no_grad():
-        expected = model(**x).sample
-        with torch.autocast('cpu', torch.bfloat16):
-            half = model(**x).sample
-        assert torch.equal(torch.compile(model, backend='eager')(**x).sample, expected)
-    # bf16 keeps 8 bits, and a few dozen roundings add up.
-    assert (half.float() - expected).norm() < 0.05 * expected.norm()
 
 
 def macs(model: nn.Module, **x: torch.Tensor) -> float:
@@ -359,8 +292,6 @@ def test_counts_of_sd35_t5() -> None:
 
 def test_bad_input() -> None:
     model = build('DiT')
-    with pytest.raises(ValueError, match=r"where='transformer_blocks\.0\.attn2' is not a self"):
-        linearize(model, 'sd3.5-t5')
     linearize(model)
     with pytest.raises(ValueError, match='linearized already'):
         linearize(model)

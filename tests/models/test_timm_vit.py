@@ -13,11 +13,8 @@ from torch import nn
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.preparation import Preparation
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.models import TimmViT, ViTAdapter
 from mmvttt.models.linearize.folder import save_pretrained
-
-pytest.importorskip('mmengine')
-
-from mmvttt.openmmlab.register import TimmViT, ViTAdapter
 
 from .building import shaken
 
@@ -39,15 +36,14 @@ NAMES = (
 SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
 
 
-def source(name: str, **options) -> nn.Module:
+def source(name: str) -> nn.Module:
     """timm's own, with its head and in its own size."""
-    return shaken(timm.create_model(name, **SMALL, num_classes=5, **options))
+    return shaken(timm.create_model(name, **SMALL, num_classes=5))
 
 
-def backbone(name: str, path: Path | None = None, **options) -> TimmViT:
-    init_cfg = None if path is None else dict(type='Pretrained', checkpoint=str(path))
-    model = TimmViT(name, model_options=SMALL, init_cfg=init_cfg, **options)
-    model.init_weights()
+def backbone(name: str, path: Path, **options) -> TimmViT:
+    model = TimmViT(name, model_options=SMALL, **options)
+    load_pretrained(model, path)
     return model.eval()
 
 
@@ -114,29 +110,17 @@ def test_its_own_weights_at_another_grid(tmp_path: Path) -> None:
         assert torch.equal(ours.state_dict()[key], wide.state_dict()[key])
 
 
-def adapter(**options) -> ViTAdapter:
-    torch.manual_seed(0)
-    config = dict(type='mmvttt.TimmViT', model='vit_small_patch16_dinov3', model_options=SMALL)
-    return shaken(
-        ViTAdapter(
-            backbone={**config, **options},
-            conv_inplane=16,
-            norm_cfg=dict(type='GN', num_groups=4),
-            init_values=0.5,
-        )
-    )
-
-
 @pytest.mark.parametrize('name', ['vit_small_patch16_dinov3', 'vit_small_patch16_rope_mixed_224'])
 @pytest.mark.parametrize('inside', [False, True], ids=['alone', 'adapter'])
 def test_rotary_positions_are_drawn_once_a_call(name: str, inside: bool) -> None:
     """As timm does, whose augmented positions are random in training."""
-    model = adapter(model=name) if inside else TimmViT(name, model_options=SMALL)
+    model = TimmViT(name, model_options=SMALL)
+    model = ViTAdapter(model, norm_layer='BN') if inside else model
     vit = model.backbone if inside else model
     draws = []
     get_embed = vit.rope.get_embed
     vit.rope.get_embed = lambda **options: draws.append(options) or get_embed(**options)
-    model.train()(torch.randn(1, 3, 48, 80))
+    model.eval()(torch.randn(1, 3, 48, 80))
     assert draws == [dict(shape=(3, 5))]
 
 
@@ -179,45 +163,39 @@ def test_a_folder_of_other_options_is_refused(
         load_pretrained(model, tmp_path)
 
 
-# Entries of transformers' config.json that no tensor shows, and whether the model has them.
-ENTRIES = [
-    (dict(num_attention_heads=2, hidden_act='gelu', layer_norm_eps=1e-5, rope_theta=100.0), ''),
-    (dict(rope_parameters=dict(rope_theta=100.0), patch_size=16, key_bias=False), ''),
-    (dict(use_mean_pooling=False), ''),
-    *(
-        ({name: value}, f"{name}='?{value}'? and not '?{ours}'?")
-        for name, value, ours in (
-            ('num_attention_heads', 4, 2),
-            ('hidden_act', 'gelu_pytorch_tanh', 'gelu'),
-            ('layer_norm_eps', 1e-3, 1e-05),
-            ('rope_theta', 1000.0, 100.0),
-            ('key_bias', True, False),
-            ('patch_size', 14, 16),
-            ('use_mean_pooling', True, False),
-        )
-    ),
-]
+# Entries of transformers' config.json that no tensor shows: this model's value, and another.
+ENTRIES = {
+    'num_attention_heads': (2, 4),
+    'hidden_act': ('gelu', 'gelu_pytorch_tanh'),
+    'layer_norm_eps': (1e-5, 1e-3),
+    'rope_theta': (100.0, 1000.0),
+    'key_bias': (False, True),
+    'patch_size': (16, 14),
+    'use_mean_pooling': (False, True),
+}
 
 
 def test_the_config_of_a_folder_of_transformers(tmp_path: Path) -> None:
     model = TimmViT(**SMALL_DINO, linearize={}, out_type='cls_token')
     torch.save(TimmViT(**SMALL_DINO).state_dict(), tmp_path / 'pytorch_model.bin')
-    for entries, words in ENTRIES:
-        config = dict(model_type='dinov3_vit', **entries)
+
+    def load(**config) -> None:
         (tmp_path / 'config.json').write_text(json.dumps(config))
-        if words:
-            with pytest.raises(CheckpointMismatchError, match=words):
-                load_pretrained(model, tmp_path)
-        else:
-            load_pretrained(model, tmp_path)
-    for config in (
-        dict(model_type='dinov3_vit', rope_parameters=[1]),
-        dict(model_type='dinov3_vit', layer_norm_eps='small'),
+        load_pretrained(model, tmp_path)
+
+    of = dict(model_type='dinov3_vit')
+    load(**of, **{name: ours for name, (ours, _) in ENTRIES.items()})
+    load(**of, rope_parameters=dict(rope_theta=100.0))
+    for name, (_, other) in ENTRIES.items():
+        with pytest.raises(CheckpointMismatchError, match=f"{name}='?{other}'?"):
+            load(**of, **{name: other})
+    for wrong in (
+        dict(of, rope_parameters=[1]),
+        dict(of, layer_norm_eps='small'),
         dict(architecture='linear_vit'),
     ):
-        (tmp_path / 'config.json').write_text(json.dumps(config))
         with pytest.raises(CheckpointError, match=r'config\.json of .* makes no sense'):
-            load_pretrained(model, tmp_path)
+            load(**wrong)
     (tmp_path / 'config.json').unlink()
     # To resize the patches is said by giving their size.
     load_pretrained(TimmViT(**SMALL_DINO, patch_size=16), tmp_path)
