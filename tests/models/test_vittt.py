@@ -59,26 +59,13 @@ def test_every_parameter_gets_a_gradient(design: str) -> None:
     assert not missing
 
 
-def test_both_directions_add_up_to_the_single_ones() -> None:
-    torch.manual_seed(0)
-    dual = reduced(design='dual').blocks[0].mixer.double()
-    x = torch.randn(2, 37, 64, dtype=torch.float64)
-    parts = []
-    for r, direction in enumerate(dual.directions):
-        part = reduced(design='gating', mixer=dict(directions=(direction,))).blocks[0].mixer
-        part.load_state_dict({k: _scan(k, v, r, dual) for k, v in dual.state_dict().items()})
-        parts.append(part.double()(x))
-    torch.testing.assert_close(dual(x), parts[0] + parts[1], rtol=0, atol=1e-12)
-
-
-def _scan(name: str, value: torch.Tensor, r: int, mixer: nn.Module) -> torch.Tensor:
-    """The part of direction r of a parameter of the mixer."""
-    if name == 'proj.weight':
-        return value
-    if name != 'in_proj.weight':
-        return value.chunk(2)[r]
-    *views, gate, eta = value.split(mixer.widths)
-    return torch.cat([*(x.chunk(2)[r] for x in views), gate, eta.chunk(2)[r]])
+def test_a_scan_from_the_end_is_one_of_reversed_tokens() -> None:
+    """Both together are those of examples/minimal_vittt.py (tests/examples)."""
+    forward, backward = (TTTLinearMixer(16, 2, [d]).double() for d in ('forward', 'backward'))
+    backward.load_state_dict(forward.state_dict())
+    x = torch.randn(2, 37, 16, dtype=torch.float64)
+    expected = forward(x.flip(1)).flip(1)
+    torch.testing.assert_close(backward(x), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize('design', ['ttt_layer', 'share_qk', 'conv2d'])
@@ -116,24 +103,27 @@ def test_learnable_states_of_fig_7b(learnable: int, count: int) -> None:
 
 
 @pytest.mark.parametrize('cls_mode', POOLING + CLASS_TOKENS)
-@pytest.mark.parametrize('out_type', ['featmap', 'avg_featmap'])
-def test_classification_strategies_of_tab_4(cls_mode: str, out_type: str) -> None:
-    model = reduced(cls_mode=cls_mode, out_type=out_type)
-    out = model(torch.randn(2, 3, 48, 80))[0]
-    assert out.shape == ((2, 64, 3, 5) if out_type == 'featmap' else (2, 64))
-    tokens = 0 if model.cls_token is None else model.cls_token.shape[1]
-    assert tokens == {'head': 1, 'middle': 1, 'double': 2}.get(cls_mode, 0)
-    out.square().sum().backward()
-    if out_type == 'avg_featmap':
-        assert all(p.grad is not None for p in model.parameters())
-
-
-def test_the_largest_token_is_pooled() -> None:
-    x = torch.randn(2, 3, 64, 64)
-    tokens = reduced().eval()(x)[0].flatten(2).transpose(1, 2)
-    largest = reduced(out_type='avg_featmap', cls_mode='max').eval()(x)[0]
-    expected = torch.stack([t[t.norm(dim=-1).argmax()] for t in tokens])
-    torch.testing.assert_close(largest, expected)
+def test_classification_strategies_of_tab_4(cls_mode: str) -> None:
+    """Where class tokens stand, and the feature that is read off the normed tokens."""
+    model = reduced(cls_mode=cls_mode, out_type='avg_featmap')
+    x = torch.randn(2, 7, 64)
+    tokens, extras = model.insert_tokens(x)
+    at = {'head': [0], 'middle': [3], 'double': [0, 8]}.get(cls_mode, [])
+    patches = [i for i in range(7 + len(at)) if i not in at]
+    assert torch.equal(tokens[:, patches], x)
+    feature = model.to_output(tokens, (1, 7), **extras)
+    if at:
+        assert extras['patches'].tolist() == patches
+        assert torch.equal(tokens[:, at], model.cls_token.expand(2, -1, -1))
+        torch.testing.assert_close(feature, model.cls_token.mean(1).expand(2, -1))
+    elif cls_mode == 'mean':
+        torch.testing.assert_close(feature, x.mean(1))
+    else:
+        assert torch.equal(feature, torch.stack([t[t.norm(dim=-1).argmax()] for t in x]))
+    model(torch.randn(2, 3, 48, 80))[0].square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    maps = reduced(cls_mode=cls_mode)(torch.randn(2, 3, 48, 80))
+    assert maps[0].shape == (2, 64, 3, 5)
 
 
 @pytest.mark.parametrize('backbone', ['Vittt', 'ViT3', 'T5'])
@@ -154,43 +144,28 @@ def test_the_final_norm_is_for_the_last_block_alone(backbone: str) -> None:
 HW = (5, 7)
 
 
-def block(residual: str, **mixer) -> tuple[VitttBlock, torch.Tensor]:
-    torch.manual_seed(0)
-    module = (
-        VitttBlock(12, 2, 16, residual=residual, mixer=dict(type=TTTLinearMixer, **mixer))
-        .double()
-        .eval()
-    )
-    nn.init.normal_(module.conv2d.weight)
-    return module, torch.randn(2, 35, 12, dtype=torch.float64)
-
-
-def formula(b: VitttBlock, y: torch.Tensor, residual: str) -> torch.Tensor:
-    """Eq. 9 with Eq. 12, or Algorithm 1, written out."""
-    if residual == 'literal':
-        y = y + b.mixer(b.conv2d(b.norm1(y), HW))
-    else:
-        y = b.conv2d(y, HW) + y
-        x = b.norm1(y)
-        y = b.mixer(x) + (x if residual == 'normed' else y)
-    return y + b.mlp(b.norm2(y))
-
-
 @pytest.mark.parametrize('residual', ['input', 'normed', 'literal'])
 def test_residuals(residual: str) -> None:
-    module, y = block(residual)
-    torch.testing.assert_close(module(y, HW), formula(module, y, residual), rtol=0, atol=1e-12)
+    """Eq. 9 with Eq. 12, or Algorithm 1; class tokens skip the convolution."""
+    block = VitttBlock(12, 2, 16, dict(type=TTTLinearMixer), residual=residual).double()
+    nn.init.normal_(block.conv2d.weight)
+    tokens = torch.randn(2, 35, 12, dtype=torch.float64)
+    for classes, patches in ((0, None), (1, torch.arange(1, 36))):
+        y = torch.cat([tokens[:, :classes], tokens], 1)
 
+        def conv(x: torch.Tensor, n: int = classes) -> torch.Tensor:
+            return torch.cat([torch.zeros_like(x[:, :n]), block.conv2d(x[:, n:], HW)], 1)
 
-def test_class_tokens_skip_the_convolution() -> None:
-    module, y = block('literal')
-    mixed = []
-    module.mixer.register_forward_hook(lambda _, inputs, __: mixed.append(inputs[0]))
-    patches = torch.arange(1, 36)
-    module(torch.cat([y[:, :1], y], 1), HW, patches)
-    (x,) = mixed
-    torch.testing.assert_close(x[:, 0], module.norm1(y)[:, 0])
-    torch.testing.assert_close(x[:, 1:], module.conv2d(module.norm1(y), HW))
+        if residual == 'literal':
+            normed = block.norm1(y)
+            mixed = torch.cat([normed[:, :classes], conv(normed)[:, classes:]], 1)
+            expected = y + block.mixer(mixed)
+        else:
+            middle = conv(y) + y
+            x = block.norm1(middle)
+            expected = block.mixer(x) + (x if residual == 'normed' else middle)
+        expected = expected + block.mlp(block.norm2(expected))
+        torch.testing.assert_close(block(y, HW, patches), expected, rtol=0, atol=1e-12)
 
 
 def test_no_token_scale_is_a_scale_of_one() -> None:
@@ -216,21 +191,22 @@ def test_the_first_step_of_token_16() -> None:
     assert steps == pytest.approx([1 / 2 / 64 / 16, 1.0])
 
 
+@pytest.mark.parametrize('post_norm', [False, True])
 @pytest.mark.parametrize('kind', ['GELU', 'Sigmoid'])
-def test_the_gate_is_algorithm_1s_or_eq_11s(kind: str) -> None:
+def test_the_gate_is_algorithm_1s_or_eq_11s(kind: str, post_norm: bool) -> None:
+    """Behind the norm, if there is one, whose ε fp64 shows."""
     torch.manual_seed(0)
-    gated = TTTLinearMixer(16, 2, gate_cfg=dict(type=kind)).double()
-    bare = TTTLinearMixer(16, 2).double()
-    weights = gated.state_dict()
-    *views, _, eta = weights['in_proj.weight'].split(gated.widths)
-    bare.load_state_dict({**weights, 'in_proj.weight': torch.cat([*views, eta])})
+    mixer = TTTLinearMixer(16, 2, gate_cfg=dict(type=kind), post_norm=post_norm).double()
+    outs = []
+    mixer.proj.register_forward_hook(lambda _, inputs, __: outs.append(inputs[0]))
     x = torch.randn(2, 37, 16, dtype=torch.float64)
-    actual = []
-    for mixer in (gated, bare):
-        mixer.proj.register_forward_hook(lambda _, inputs, __: actual.append(inputs[0]))
-        mixer(x)
-    gate = getattr(nn, kind)()(gated.project(x)[4])
-    torch.testing.assert_close(actual[0], gate * actual[1], rtol=0, atol=1e-12)
+    mixer(x)
+    gate = getattr(nn, kind)()(mixer.project(x)[4])
+    mixer.gate_act, mixer.post_norm = None, None
+    mixer(x)
+    gated, bare = outs
+    bare = F.layer_norm(bare, (16,), eps=1e-6) if post_norm else bare
+    torch.testing.assert_close(gated, gate * bare, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize(('backbone', 'antialias'), [('Vittt', False), ('ViT3', True)])
@@ -259,14 +235,6 @@ def test_weights_of_another_patch_size_see_the_enlarged_image() -> None:
     torch.testing.assert_close(
         model.patch_embed(large), source.patch_embed(patch), rtol=0, atol=1e-5
     )
-
-
-def test_the_middle_token_and_what_is_read_at_its_place() -> None:
-    model = reduced(cls_mode='middle', out_type='avg_featmap').eval()
-    x, extras = model.insert_tokens(torch.randn(2, 7, 64))
-    assert torch.equal(x[:, 3], model.cls_token.expand(2, -1, -1)[:, 0])
-    assert extras['patches'].tolist() == [0, 1, 2, 4, 5, 6, 7]
-    assert torch.equal(model.to_output(x, (1, 7), **extras), x[:, 3])
 
 
 @pytest.mark.parametrize('taps', [0, 1])
