@@ -19,7 +19,7 @@ TOKENS = PREFIX + HW[0] * HW[1]
 SWIGLU = dict(type='SwiGLU')
 
 
-def mixer(inner: dict, kind: type = TTTMixer, **kwargs) -> InnerTraining:
+def mixer(inner: str | dict, kind: type = TTTMixer, **kwargs) -> InnerTraining:
     """In fp64, with weights large enough for the step to matter."""
     torch.manual_seed(0)
     module = kind(16, 2, inner, **kwargs).double()
@@ -41,20 +41,13 @@ def tokens() -> Tensor:
 @pytest.mark.parametrize(
     ('inner', 'params'),
     [
-        (dict(type='FC'), 23.2),
-        (dict(type='MLP', ratio=1), 23.5),
-        (dict(type='MLP', ratio=2), 24.1),
-        (dict(type='MLP', ratio=3), 24.7),
-        (dict(type='MLP', ratio=4), 25.2),
+        *((dict(type='MLP', ratio=i + 1), n) for i, n in enumerate((23.5, 24.1, 24.7, 25.2))),
         (dict(type='MLP', depth=3), 23.8),
-        (dict(type='SiLUFC'), 23.2),
-        (dict(type='SwiGLU'), 23.8),
-        (dict(type='GatedFC'), 23.5),
-        (dict(type='Conv'), 25.5),
-        (dict(type='DWConv'), 22.9),
+        *(('FC', 23.2), ('SiLUFC', 23.2), ('SwiGLU', 23.8), ('GatedFC', 23.5)),
+        *(('Conv', 25.5), ('DWConv', 22.9)),
     ],
 )
-def test_parameters_of_tab_4_on_a_deit_s_body(inner: dict, params: float) -> None:
+def test_parameters_of_tab_4_on_a_deit_s_body(inner: str | dict, params: float) -> None:
     config = dict(type='mmvttt.TTTMixer', inner=inner, key_position=(14, 14))
     with torch.device('meta'):
         model = ViT3('small', mixer=config, cpe=False)
@@ -62,21 +55,26 @@ def test_parameters_of_tab_4_on_a_deit_s_body(inner: dict, params: float) -> Non
     assert round((sum(p.numel() for p in model.parameters()) + head) / 1e6, 1) == params
 
 
-@pytest.mark.parametrize(
-    ('kind', 'options'),
-    [
-        *(
-            (kind, dict(damping=damping))
-            for kind in ('GatedFC', 'DWConv')
-            for damping in (False, True)
-        ),
-        *((kind, dict(loss=loss)) for kind in ('MLP', 'SwiGLU') for loss in ('dot', 'l2')),
-    ],
-)
-def test_the_fused_points_equal_the_definition(kind: str, options: dict) -> None:
+FUSED = [
+    *((kind, dict(damping=value)) for kind in ('GatedFC', 'DWConv') for value in (False, True)),
+    *((kind, dict(loss=loss)) for kind in ('MLP', 'SwiGLU') for loss in ('dot', 'l2')),
+]
+OTHERS = [
+    ('FC', {}),
+    ('GatedFC', dict(loss='l2')),
+    ('MLP', dict(damping=True)),
+    *((dict(type='MLP', **o), {}) for o in (dict(depth=3), dict(ratio=2), dict(residual='input'))),
+    ('SwiGLU', dict(loss='l1')),
+    *(('GatedFC', o) for o in (dict(num_batches=2), dict(step='dynamic'))),
+    *(('DWConv', o) for o in (dict(epochs=2), dict(step=0.5))),
+]
+
+
+@pytest.mark.parametrize(('inner', 'options'), FUSED)
+def test_the_fused_points_equal_the_definition(inner: str, options: dict) -> None:
     results = []
     for fused in (True, False):
-        module = mixer(dict(type=kind), scale=1 / 3, **options)
+        module = mixer(inner, scale=1 / 3, **options)
         assert module.fused
         module.fused = fused
         x = tokens().requires_grad_()
@@ -88,24 +86,8 @@ def test_the_fused_points_equal_the_definition(kind: str, options: dict) -> None
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ('inner', 'options'),
-    [
-        (dict(type='FC'), {}),
-        (dict(type='GatedFC'), dict(loss='l2')),
-        (dict(type='MLP'), dict(damping=True)),
-        (dict(type='MLP', depth=3), {}),
-        (dict(type='MLP', ratio=2), {}),
-        (dict(type='MLP', residual='input'), {}),
-        (dict(type='SwiGLU'), dict(loss='l1')),
-        (dict(type='GatedFC'), dict(num_batches=2)),
-        (dict(type='DWConv'), dict(epochs=2)),
-        (dict(type='DWConv'), dict(step=0.5)),
-        (dict(type='GatedFC'), dict(step='dynamic')),
-    ],
-)
-def test_other_points_are_not_fused(inner: dict, options: dict) -> None:
-    assert not mixer(inner, **options).fused
+def test_other_points_are_not_fused() -> None:
+    assert not [(inner, options) for inner, options in OTHERS if mixer(inner, **options).fused]
 
 
 def test_mini_batches_and_epochs_are_steps_in_order() -> None:
