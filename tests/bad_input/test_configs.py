@@ -33,7 +33,6 @@ PLAIN_BACKBONE = {
     'arch.feedforward_channels': (BELOW_1, 'integer'),
     'img_size': ((0, 'x', [0, 0], [1]), 'img_size'),
     'patch_size': (BELOW_1, 'integer'),
-    'norm_eps': (NOT_POSITIVE, 'above 0'),
 }
 ARGUMENTS = {
     'Vittt': {

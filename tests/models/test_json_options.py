@@ -134,7 +134,7 @@ def test_inner_options_have_one_form():
         locality='dwc_qk',
         backend='reference',
     )
-    assert options.to_json() == same.to_json() == InnerOptions.from_json(same.to_json()).to_json()
+    assert options.to_json() == same.to_json()
     assert options.to_json() == dict(inner='SwiGLU', key_norm='instance', locality='dwc_qk')
     other = InnerOptions(inner='SwiGLU', key_norm='instance', key_position=7)
     assert other.key_position == (7, 7)

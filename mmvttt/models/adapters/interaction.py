@@ -104,36 +104,19 @@ class Interaction(nn.Module):
     """One injector before, and one or more extractors after, a group of the backbone's blocks.
 
     Args:
-        embed_dims: Channels C of tokens and pyramid.
-        num_levels: Levels of the pyramid.
-        num_extractors: Extractors, one after the other.
-        init_values: Initial value of the injector's γ.
-        ffn_dims: Hidden channels of the extractors' conv-FFN.
-        drop_path_rate: Stochastic depth of the conv-FFN.
-        attention: Further options of the `DeformableAttention`s.
-        with_cp: Recompute the injector and the extractors in the backward pass (non-reentrant
-            checkpointing). The backbone's blocks have a `with_cp` of their own.
+        injector: The injector.
+        extractors: The extractors, one after the other.
+        with_cp: Recompute them in the backward pass (non-reentrant checkpointing). The backbone's
+            blocks have a `with_cp` of their own.
     """
 
     def __init__(
-        self,
-        embed_dims: int,
-        *,
-        num_levels: int,
-        num_extractors: int,
-        init_values: float,
-        ffn_dims: int,
-        drop_path_rate: float,
-        attention: dict,
-        with_cp: bool = False,
+        self, injector: Injector, extractors: Sequence[Extractor], with_cp: bool = False
     ) -> None:
         super().__init__()
         self.with_cp = with_cp
-        self.injector = Injector(embed_dims, num_levels, init_values, attention)
-        self.extractors = nn.ModuleList(
-            Extractor(embed_dims, ffn_dims, drop_path_rate, attention)
-            for _ in range(num_extractors)
-        )
+        self.injector = injector
+        self.extractors = nn.ModuleList(extractors)
 
     def inject(self, tokens: Tensor, pyramid: Tensor, grid: SamplingGrid) -> Tensor:
         """Tokens `(B, T, C)` → the same shape, with the pyramid `(B, S, C)` injected.

@@ -14,12 +14,11 @@ from mmvttt.arguments import check_choice, check_int, check_ints, check_number, 
 from mmvttt.errors import OptionError, OptionTypeError
 
 from ..backbones import BACKBONES
-from ..backbones.base import map_size
 from ..build import build_part, split_config
-from ..layers.conv import to_map
+from ..layers.conv import map_size, to_map
 from ..layers.norms import NormLayer, build_norm
 from .deformable_attention import Level, SamplingGrid
-from .interaction import Interaction, join_levels, split_levels
+from .interaction import Extractor, Injector, Interaction, join_levels, split_levels
 from .spatial_prior import SpatialPrior
 
 _STRIDES = (4, 8, 16, 32)
@@ -169,19 +168,16 @@ class ViTAdapter(nn.Module):
         attention = dict(
             num_heads=heads, num_points=num_points, ratio=ratio, backend=deform_backend
         )
-        last = len(self.interaction_indexes) - 1
+        extractors = [1] * len(self.interaction_indexes)
+        extractors[-1] += num_extra_extractors
+        ffn_dims = round(dims * cffn_ratio)
         self.interactions = nn.ModuleList(
             Interaction(
-                dims,
-                num_levels=len(_STRIDES) - 1,
-                num_extractors=1 + (num_extra_extractors if i == last else 0),
-                init_values=init_values,
-                ffn_dims=round(dims * cffn_ratio),
-                drop_path_rate=rate,
-                attention=attention,
-                with_cp=with_cp,
+                Injector(dims, len(_STRIDES) - 1, init_values, attention),
+                [Extractor(dims, ffn_dims, rate, attention) for _ in range(count)],
+                with_cp,
             )
-            for i in range(last + 1)
+            for count in extractors
         )
         with_stride4 = 0 in self.out_indices
         self.spatial_prior = SpatialPrior(

@@ -14,13 +14,12 @@ from mmvttt.arguments import (
     check_choice,
     check_int,
     check_ints,
-    check_number,
     check_rate,
     checked_size,
 )
 from mmvttt.errors import OptionError, OptionTypeError
 
-from ..layers.conv import to_map
+from ..layers.conv import map_size, to_map
 from ..layers.embedding import PatchEmbed, resize_positions
 
 _log = logging.getLogger(__name__)
@@ -32,13 +31,6 @@ def run(module: nn.Module, with_cp: bool, *args: Any, **kwargs: Any) -> Any:
     if with_cp and torch.is_grad_enabled():
         return checkpoint(module, *args, use_reentrant=False, **kwargs)
     return module(*args, **kwargs)
-
-
-def map_size(x: Tensor) -> tuple[int, int]:
-    """Height and width of a map `(B, C, h, w)`, as numbers even when traced."""
-    height, width = x.shape[2], x.shape[3]
-    # torch.jit.trace, which FLOP counters use, has tensors for sizes.
-    return (int(height), int(width)) if torch.jit.is_tracing() else (height, width)
 
 
 def check_image(x: Tensor, in_channels: int, model: str) -> None:
@@ -144,7 +136,6 @@ class PlainBackbone(nn.Module):
         patch_size: int = 16,
         in_channels: int = 3,
         pos_embed: bool = True,
-        norm_eps: float = 1e-6,
         out_indices: int | Sequence[int] = -1,
         out_type: str = 'featmap',
         frozen_stages: int = -1,
@@ -157,7 +148,6 @@ class PlainBackbone(nn.Module):
         check_int('patch_size', patch_size)
         check_int('in_channels', in_channels)
         check_int('frozen_stages', frozen_stages, -1, num_layers)
-        check_number('norm_eps', norm_eps, above=0)
         self.embed_dims = embed_dims
         self.num_layers = num_layers
         self.patch_size = patch_size
@@ -173,7 +163,7 @@ class PlainBackbone(nn.Module):
         if pos_embed:
             self.pos_embed = nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1], embed_dims))
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        self.norm = norm or nn.LayerNorm(embed_dims, eps=norm_eps)
+        self.norm = norm or nn.LayerNorm(embed_dims, eps=1e-6)
         self.register_load_state_dict_pre_hook(_adapt_before_loading)
 
     def _grid_of(self, img_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -309,7 +299,8 @@ class PlainBackbone(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not decay, beyond norms, biases and 1-D ones."""
-        names = {'pos_embed'} if self.pos_embed is not None else set()
+        # The position embedding and tokens of a subclass.
+        names = {name for name, _ in self.named_parameters(recurse=False)}
         for prefix, module in self.named_modules():
             if module is not self and hasattr(module, 'no_weight_decay'):
                 names |= {f'{prefix}.{name}' for name in module.no_weight_decay()}

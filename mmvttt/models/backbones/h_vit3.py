@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mmvttt.arguments import check_choice, check_int
 from mmvttt.errors import OptionError
 
-from ..layers.conv import to_map
+from ..layers.conv import map_size, to_map
 from ..layers.mixer import Mixer, resolve_mixer
 from ..layers.mixer_block import MixerBlock
 from ..layers.norms import ConvNormAct, NormLayer, build_norm
@@ -20,7 +20,6 @@ from .base import (
     OUT_TYPES,
     check_image,
     drop_path_rates,
-    map_size,
     resolve_arch,
     resolve_indices,
     run,

@@ -21,7 +21,6 @@ class MixerBackbone(PlainBackbone):
         cpe: Whether every block begins with a conditional position encoding, `x + DWConv3×3(x)`.
         pos_embed: Whether to learn a position embedding for the grid of `img_size`.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
-        norm_eps: ε of all LayerNorms.
         options: Options of `PlainBackbone`: `img_size`, `out_indices`, …
 
     Raises:
@@ -40,7 +39,6 @@ class MixerBackbone(PlainBackbone):
         cpe: bool = True,
         pos_embed: bool = False,
         drop_path_rate: float = 0.0,
-        norm_eps: float = 1e-6,
         **options: Any,
     ) -> None:
         arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
@@ -49,7 +47,6 @@ class MixerBackbone(PlainBackbone):
             arch['embed_dims'],
             arch['num_layers'],
             pos_embed=pos_embed,
-            norm_eps=norm_eps,
             **options,
         )
         self.blocks = nn.ModuleList(
@@ -60,7 +57,6 @@ class MixerBackbone(PlainBackbone):
                 mixer=mixer,
                 cpe=cpe,
                 drop_path=rate,
-                norm_eps=norm_eps,
             )
             for rate in drop_path_rates(drop_path_rate, self.num_layers)
         )

@@ -16,12 +16,13 @@ from mmvttt.arguments import check_choice, check_config, check_int, checked_size
 from mmvttt.checkpoints.families import to_timm
 from mmvttt.errors import CheckpointMismatchError, OptionError
 
+from ..layers.conv import map_size
 from ..layers.json_options import from_json, to_json
-from ..linearize import MapSize, linearize
-from ..linearize.linearize import Linearization
+from ..linearize import MapSize
+from ..linearize import linearize as linearize_model
 from ..linearize.replacement import Note
 from ..linearize.vit import NOTE, from_authors
-from .base import OUT_TYPES, PlainBackbone, check_image, map_size, run
+from .base import OUT_TYPES, PlainBackbone, check_image, run
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class TimmViT(PlainBackbone):
         self.out_type = out_type
         self._source = model, options
         self._linearize = None if linearize is None else dict(linearize)
-        self.linearization = _linearized(vit, linearize)
+        self.linearization = None if linearize is None else linearize_model(vit, **linearize)
         self._note: Note | None = getattr(vit, NOTE, None)
         if linearize is not None and frozen_stages > 0:
             _log.warning(
@@ -212,18 +213,14 @@ class TimmViT(PlainBackbone):
     def to_timm(self) -> nn.Module:
         """A copy as a timm model without a head, linearized if this one is."""
         vit = _create(*self._source)
-        _linearized(vit, self._linearize)
+        if self._linearize is not None:
+            linearize_model(vit, **self._linearize)
         weights = self.state_dict()
         if isinstance(vit.norm, nn.Identity):
             # With mean pooling timm has the norm after it.
             weights = {re.sub(r'^norm\.', 'fc_norm.', n): w for n, w in weights.items()}
         vit.load_state_dict(weights)
         return vit.train(self.training)
-
-    def no_weight_decay(self) -> set[str]:
-        """Adds the class and register tokens to the names of `PlainBackbone`."""
-        parameters = dict(self.named_parameters(recurse=False))
-        return super().no_weight_decay() | {n for n in parameters if n.endswith('_token')}
 
     def require_config(self, config: Mapping[str, Any], source: str) -> None:
         """Compares this model with the properties in a config.json that no tensor shows.
@@ -326,7 +323,3 @@ def _create(name: str, options: Mapping[str, Any]) -> nn.Module:
             f'size ({vit!r:.100}): choose one such as vit_small_patch16_dinov3.'
         )
     return vit
-
-
-def _linearized(vit: nn.Module, options: Mapping[str, Any] | None) -> Linearization | None:
-    return None if options is None else linearize(vit, **options)

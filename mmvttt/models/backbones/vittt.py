@@ -76,7 +76,6 @@ class VitttBlock(TokenBlock):
         preprocess: str | None = 'conv2d',
         residual: str = 'input',
         drop_path: float = 0.0,
-        norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
         check_choice('preprocess', preprocess, (None, 'conv1d', 'conv2d'))
@@ -84,7 +83,7 @@ class VitttBlock(TokenBlock):
         self.residual = residual
         self.conv1d = CausalConv1d(embed_dims) if preprocess == 'conv1d' else None
         self.conv2d = DWConv2d(embed_dims) if preprocess == 'conv2d' else None
-        self.add_mixer(mixer, embed_dims, num_heads, norm_eps, extras=('patches',))
+        self.add_mixer(mixer, embed_dims, num_heads, extras=('patches',))
         self.mlp = SwiGLUFeedForward(embed_dims, feedforward_channels)
         self.drop_path = DropPath(drop_path)
 
@@ -139,7 +138,6 @@ class Vittt(PlainBackbone):
             or 'max' (the token of the largest L2 norm) of the patches, or class tokens at the
             'head', in the 'middle', or at both ends ('double', averaged).
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0 at the first.
-        norm_eps: ε of all LayerNorms.
         options: Options of `PlainBackbone`: `img_size`, `patch_size`, `in_channels`, `out_indices`,
             `out_type`, `frozen_stages`, `with_cp`, …
 
@@ -164,7 +162,6 @@ class Vittt(PlainBackbone):
         residual: str = 'input',
         cls_mode: str = 'mean',
         drop_path_rate: float = 0.0,
-        norm_eps: float = 1e-6,
         **options: Any,
     ) -> None:
         arch = resolve_arch(arch, self.arch_zoo, type(self).__name__)
@@ -180,7 +177,6 @@ class Vittt(PlainBackbone):
         super().__init__(
             arch['embed_dims'],
             arch['num_layers'],
-            norm_eps=norm_eps,
             **options,
         )
         self.cls_mode = cls_mode
@@ -198,7 +194,6 @@ class Vittt(PlainBackbone):
                 preprocess=steps['preprocess'],
                 residual=residual,
                 drop_path=rate,
-                norm_eps=norm_eps,
             )
             for rate in drop_path_rates(drop_path_rate, self.num_layers)
         )
@@ -240,7 +235,3 @@ class Vittt(PlainBackbone):
             return super().to_output(x, hw)
         largest = x.norm(dim=-1).argmax(1)
         return x[torch.arange(x.shape[0], device=x.device), largest]
-
-    def no_weight_decay(self) -> set[str]:
-        """Adds the class tokens to the names of `PlainBackbone`."""
-        return super().no_weight_decay() | ({'cls_token'} if self.cls_token is not None else set())

@@ -26,6 +26,13 @@ def to_map(tokens: Tensor, hw: tuple[int, int]) -> Tensor:
     return tokens.unflatten(1, hw).permute(0, 3, 1, 2)
 
 
+def map_size(x: Tensor) -> tuple[int, int]:
+    """Height and width of an image or a map `(…, h, w)`, as numbers even when traced."""
+    height, width = x.shape[-2:]
+    # torch.jit.trace, which FLOP counters use, has tensors for sizes.
+    return (int(height), int(width)) if torch.jit.is_tracing() else (height, width)
+
+
 class DWConv2d(nn.Conv2d):
     """Depth-wise 3×3 convolution of a token map, zero padded to keep its size."""
 

@@ -34,8 +34,7 @@ class DropPath(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> 'DropPath':
         super()._apply(fn, recurse)
         # No state dict has the rate, so `to_empty` would leave an arbitrary number.
-        if not self.keep.is_meta:
-            self.keep.fill_(1.0 - self.drop_prob)
+        self.keep.fill_(1.0 - self.drop_prob)
         return self
 
     def forward(self, x: Tensor) -> Tensor:

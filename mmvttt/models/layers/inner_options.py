@@ -10,7 +10,7 @@ from mmvttt.errors import OptionError
 from ..build import build_part
 from .inner_losses import InnerLoss
 from .inner_models import Inner
-from .json_options import from_json, to_json
+from .json_options import to_json
 from .key_norms import KeyNorm
 
 DYNAMIC = 'dynamic'
@@ -98,11 +98,6 @@ class InnerOptions:
     def of(cls, owner: str, **options: Any) -> 'InnerOptions':
         """Builds options from names, with `owner` at the start of errors about unknown ones."""
         return build_part(owner, cls, **options)
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> 'InnerOptions':
-        """The options of a config.json, read by `json_options.from_json`."""
-        return cls.of('config.json', **from_json(saved))
 
     def to_json(self) -> dict[str, Any]:
         """The options that differ from the defaults, as a config.json holds it.

@@ -92,8 +92,8 @@ class TokenBlock(nn.Module):
         config: Mapping,
         embed_dims: int,
         num_heads: int,
-        norm_eps: float,
         extras: Collection[str],
+        norm_eps: float = 1e-6,
     ) -> None:
         """Registers the mixer of `build_mixer` between the two norms."""
         self.norm1 = nn.LayerNorm(embed_dims, eps=norm_eps)

@@ -66,7 +66,7 @@ class MixerBlock(TokenBlock):
     ) -> None:
         super().__init__()
         self.cpe = DWConv2d(embed_dims, bias=True) if cpe else None
-        self.add_mixer(mixer, embed_dims, num_heads, norm_eps, extras)
+        self.add_mixer(mixer, embed_dims, num_heads, extras, norm_eps)
         self.mlp = FeedForward(embed_dims, feedforward_channels, dwconv)
         self.drop_path = DropPath(drop_path)
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from mmvttt.errors import OptionError, UsageError
 
-from .replacement import CROSS, LINEAR, MapSize, Note, Replacement, checked_size
+from ..layers.conv import map_size
+from .replacement import CROSS, LINEAR, MapSize, Note, Replacement, checked_size, drop_map_size
 
 # Model → the argument of its call that its blocks pass to their processors, and its position.
 _TO_PROCESSORS = {
@@ -73,7 +74,7 @@ def install(
     for name, new in built.items():
         model.get_submodule(name).set_processor(new)
     for name in left:
-        model.get_submodule(name).register_forward_pre_hook(_drop_map_size, with_kwargs=True)
+        model.get_submodule(name).register_forward_pre_hook(drop_map_size, with_kwargs=True)
     # A class of diffusers lists both as ignored, for example before an EMAModel of it fails.
     model.register_to_config(linearize=written, load_with=f'{_SAVED}.{type(model).__name__}')
     # By the class in model_index.json a pipeline loads the model. A class of the user stays.
@@ -103,7 +104,7 @@ def _tell_map_size(
             size = _one_map(args[4] if len(args) > 4 else kwargs['img_ids'])
         size = checked_size(MapSize(*size), x, 0)
     else:
-        h, w = MapSize.of(x)
+        h, w = map_size(x)
         size = MapSize(h // model.config.patch_size, w // model.config.patch_size)
     told = {**told, 'map_size': size}
     if len(args) > index:
@@ -124,13 +125,6 @@ def _one_map(ids: Tensor) -> list[int]:
             'pictures), or pass joint_attention_kwargs=dict(map_size=(h, w)).'
         )
     return [h, w]
-
-
-def _drop_map_size(
-    attention: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Forward pre-hook of an attention that stays softmax, whose processor takes no size."""
-    return args, {name: value for name, value in kwargs.items() if name != 'map_size'}
 
 
 def _check_processors(model: nn.Module, *_: object) -> None:

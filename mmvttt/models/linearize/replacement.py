@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmvttt.errors import OptionError
 
@@ -45,13 +44,6 @@ class MapSize(NamedTuple):
     h: int
     w: int
 
-    @classmethod
-    def of(cls, image: Tensor) -> 'MapSize':
-        """The sides of an image or a map `(…, H, W)`."""
-        h, w = image.shape[-2:]
-        # torch.jit.trace, by which counters of FLOPs look at a model, has tensors for sizes.
-        return cls(int(h), int(w)) if torch.jit.is_tracing() else cls(h, w)
-
 
 class Replacement(InnerTraining):
     """The inner training that replaces a softmax attention.
@@ -72,6 +64,13 @@ class Replacement(InnerTraining):
         """Names of the parameters that are initialised randomly, or of their copies in PEFT."""
         names = (name for name, _ in self.named_parameters())
         return [name for name in names if name.partition('.')[0] in self._new_parts]
+
+
+def drop_map_size(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Forward pre-hook of an attention that stays softmax, which takes no size."""
+    return args, {name: v for name, v in kwargs.items() if not isinstance(v, MapSize)}
 
 
 def checked_size(map_size: MapSize | None, tokens: Tensor, others: int) -> MapSize:

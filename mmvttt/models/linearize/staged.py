@@ -11,6 +11,7 @@ from torch import Tensor, cat, nn
 
 from mmvttt.errors import OptionError
 
+from ..layers.conv import map_size
 from . import vit
 from .replacement import MapSize, Note, Replacement
 
@@ -96,7 +97,7 @@ class _PiTStage(nn.Module):
         x, tokens = inputs
         if self.pool is not None:
             x, tokens = self.pool(x, tokens)
-        size, prefix = MapSize.of(x), tokens.shape[1]
+        size, prefix = MapSize(*map_size(x)), tokens.shape[1]
         y = self.norm(cat((tokens, x.flatten(2).transpose(1, 2)), 1))
         for block in self.blocks:
             y = block(y, attn_mask=size)

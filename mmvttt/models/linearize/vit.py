@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from mmvttt.errors import OptionError
 
-from .replacement import LINEAR, MapSize, Note, Replacement, checked_size
+from ..layers.conv import map_size
+from .replacement import LINEAR, MapSize, Note, Replacement, checked_size, drop_map_size
 
 # timm's function by the model's class that converts the names and shapes of published weights.
 _FROM_AUTHORS: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
@@ -142,7 +143,7 @@ def put_in_place(
 ) -> list[str]:
     """Puts the replacements into their places; returns the names of the new parameters."""
     for name in left:
-        model.get_submodule(name).register_forward_pre_hook(_drop_map_size, with_kwargs=True)
+        model.get_submodule(name).register_forward_pre_hook(drop_map_size, with_kwargs=True)
     for name, new in built.items():
         parent, _, child = name.rpartition('.')
         setattr(model.get_submodule(parent), child, new)
@@ -199,13 +200,6 @@ def _blank(methods: type, source: type[nn.Module]) -> nn.Module:
     return cls.__new__(cls)
 
 
-def _drop_map_size(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Forward pre-hook of an attention that stays softmax, which drops the map's size."""
-    return args, {k: None if isinstance(v, MapSize) else v for k, v in kwargs.items()}
-
-
 class _OnImages(Linearized):
     """Passes the size of an image's map to the blocks, where timm's pass a mask or a bias."""
 
@@ -219,7 +213,7 @@ class _OnImages(Linearized):
         """This model as one of timm's, in one call, with blocks that pass the size of the map."""
         if kwargs.pop('attn_mask', None) is not None or kwargs.pop('is_causal', False):
             raise OptionError(_NO_MASK)
-        size = MapSize(*self.patch_embed.dynamic_feat_size(MapSize.of(x)))
+        size = MapSize(*self.patch_embed.dynamic_feat_size(map_size(x)))
         call = self.source.__new__(self.source)
         told = {_argument(self): size}
         vars(call).update(vars(self), blocks=_Blocks(partial(_told, b, told) for b in self.blocks))
