@@ -10,7 +10,7 @@ import torch
 
 from mmvttt.openmmlab.apis.train import train
 
-from .launch import kept, require_same_from, run_nodes
+from .launch import kept, run_nodes
 
 pytestmark = pytest.mark.stress
 HERE = Path(__file__).parent
@@ -20,30 +20,18 @@ CONFIG = HERE / 'small_config.py'
 CLOSE = dict(rtol=1e-4, atol=1e-6)
 
 
-def require_equal_weights(ranks: list[dict]) -> None:
-    for rank in ranks[1:]:
-        torch.testing.assert_close(rank['weights'], ranks[0]['weights'], rtol=0, atol=0)
-
-
 def steps(ranks: list[dict]) -> list[list[int]]:
     """The samples of every step, of all ranks together."""
     return [sorted(chain(*parts)) for parts in zip(*(r['seen'] for r in ranks), strict=True)]
 
 
-@pytest.fixture(scope='module')
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The work directory of an undisturbed run on two nodes."""
-    folder = tmp_path_factory.mktemp('nodes')
-    args = ('--work-dir', str(folder / 'whole'), '--auto-scale-lr')
-    run_nodes(CONFIG, folder, *args)
-    return folder / 'whole'
-
-
 def test_two_nodes_train_as_one_process_does(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranks = kept(whole, 4)
-    require_equal_weights(ranks)
+    run_nodes(CONFIG, tmp_path, '--work-dir', str(tmp_path / 'whole'), '--auto-scale-lr')
+    ranks = kept(tmp_path / 'whole', 4)
+    for rank in ranks[1:]:
+        torch.testing.assert_close(rank['weights'], ranks[0]['weights'], rtol=0, atol=0)
     # Each epoch shows each of the 64 samples to one rank, once.
     assert all(len(batch) == 4 for rank in ranks for batch in rank['seen'])
     together = steps(ranks)
@@ -64,12 +52,3 @@ def test_two_nodes_train_as_one_process_does(
     torch.testing.assert_close(bare, alone['weights'], **CLOSE)
     # Not trivial: the training has moved them.
     assert losses[-1] < 0.7 * losses[0]
-
-
-def test_resume_goes_on_exactly_however_nodes_find_each_other(whole: Path, tmp_path: Path) -> None:
-    """From the middle of an epoch too, and by c10d rendezvous, where nodes have no NODE_RANK."""
-    resume = ('--resume', str(whole / 'epoch_1.pth'), '--auto-scale-lr')
-    run_nodes(CONFIG, tmp_path, '--work-dir', str(tmp_path / 'rest'), *resume, ranks=False)
-    ranks = kept(tmp_path / 'rest', 4)
-    require_equal_weights(ranks)
-    require_same_from(4, kept(whole, 4), ranks)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from mmvttt.errors import ResumeError
 from mmvttt.openmmlab.compat.checkpoints import load_safely
 from mmvttt.openmmlab.reliability import resume
-from mmvttt.openmmlab.reliability.data.contents import file_digest
 from mmvttt.openmmlab.reliability.resume import RUN_ID, latest_checkpoint, why_not_resumable
 
 
@@ -175,25 +173,18 @@ def test_a_lost_checkpoint_is_not_passed_over_in_silence(run: Callable) -> None:
 
 
 @pytest.mark.parametrize(
-    ('here', 'message'),
-    [
-        ('same', None),
-        ('other', r"'beta' \(rank 1\) has another file by the name of '.*epoch_1\.pth'"),
-        ('flipped', r"'beta' \(rank 1\) has '.*epoch_1\.pth', which is damaged"),
-    ],
+    ('here', 'problem'), [('same', None), ('other', "'epoch_1.pth' ("), ('flipped', 'is damaged')]
 )
 def test_all_nodes_must_have_the_same_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, message: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, problem: str | None
 ) -> None:
     """Seen from rank 1, which is told what rank 0 has; without one, see test_several_nodes.py."""
     path = checkpoint(tmp_path / 'epoch_1.pth')
-    first = ("node 'alpha' (rank 0)", (file_digest(path), ''))
+    first = resume._state(str(path), str(tmp_path))
     if here == 'other':
         checkpoint(path, state_dict={'w': torch.zeros(1000)})
     damage(path, here)
     monkeypatch.setattr(resume, 'get_rank', lambda: 1)
-    monkeypatch.setattr(resume.socket, 'gethostname', lambda: 'beta')
-    monkeypatch.setattr(resume, 'all_gather_object', lambda own: [first, own])
-    error = nullcontext() if message is None else pytest.raises(ResumeError, match=message)
-    with error:
-        resume._require_same(str(path), str(tmp_path))
+    state = resume._state(str(path), str(tmp_path))
+    assert (state == first) == (problem is None)
+    assert (problem or '') in state

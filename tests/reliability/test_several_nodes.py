@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmengine.config import Config
 
-from mmvttt.errors import UsageError
 from mmvttt.openmmlab.reliability import settings
-from mmvttt.openmmlab.reliability.settings import flatten
 
 from ..dist.launch import kept, require_same_from, run_nodes, start_nodes, wait
 
@@ -33,12 +30,13 @@ def test_nodes_with_different_rates_do_not_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ('owner', 'found', 'remedy'),
-    [('a', "lacks '{}/b/epoch_1.pth'", 'copy the file there'), ('b', "has '{}/b/", 'NODE_RANK=0')],
+    ('owner', 'there'),
+    [
+        ('a', "and missing .'{}/b/epoch_1.pth'. on"),
+        ('b', 'is none on node .* and {}/b/epoch_1.pth'),
+    ],
 )
-def test_a_file_that_one_node_lacks_stops_all(
-    owner: str, found: str, remedy: str, tmp_path: Path
-) -> None:
+def test_a_file_that_one_node_lacks_stops_all(owner: str, there: str, tmp_path: Path) -> None:
     (tmp_path / owner).mkdir()
     # A checkpoint that could be resumed from, as far as can be seen before it is loaded.
     hub = dict(runtime_info={})
@@ -50,8 +48,7 @@ def test_a_file_that_one_node_lacks_stops_all(
     for end in wait(nodes, timeout=300):
         assert end.status == 1, end.text
         (line,) = [x for x in end.text.splitlines() if x.startswith('error: ')]
-        assert f'(rank 1) {found.format(tmp_path)}' in line
-        assert remedy in line
+        assert re.search(there.format(tmp_path), line)
 
 
 @pytest.mark.stress
@@ -82,48 +79,10 @@ def test_nodes_that_are_taken_away(tmp_path: Path, sent: signal.Signals) -> None
         assert 11 <= step < 32
     assert name in [p.name for p in parts.glob('*.pth')]
 
-    run_nodes(SLOW, tmp_path, '--work-dir', str(parts), '--resume', *EPOCHS, processes=1)
+    # Without NODE_RANK the nodes find each other by c10d rendezvous.
+    args = ('--work-dir', str(parts), '--resume', *EPOCHS)
+    run_nodes(SLOW, tmp_path, *args, processes=1, ranks=sent == signal.SIGKILL)
     require_same_from(step, kept(whole, 2), kept(parts, 2))
-
-
-def config(**changes: object) -> Config:
-    cfg = Config(
-        dict(
-            model=dict(type='TinyModel', depth=2),
-            optim_wrapper=dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1)),
-            train_dataloader=dict(batch_size=2, dataset=dict(type='TinyData')),
-            custom_hooks=[dict(type='EMAHook')],
-            randomness=dict(seed=0),
-            work_dir='a',
-        )
-    )
-    cfg.merge_from_dict(changes)
-    return cfg
-
-
-@pytest.mark.parametrize(
-    ('changes', 'named'),
-    [
-        ({'optim_wrapper.optimizer.lr': 0.2}, r'config\.optim_wrapper\.optimizer\.lr is 0\.1 on'),
-        ({'train_dataloader.batch_size': 3}, r'batch_size is 2 on node .*rank 0.*and 3 on node'),
-        ({'train_cfg.max_epochs': 3}, r'max_epochs is nothing on .* and 3 on'),
-        ({'custom_hooks': []}, 'custom_hooks is 1 entries'),
-    ],
-)
-def test_the_first_difference_is_named(
-    changes: dict, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(settings, 'get_world_size', lambda: 2)
-    other = dict(flatten(config(**changes)))
-    monkeypatch.setattr(
-        settings, 'all_gather_object', lambda own: [own, ("node 'beta' (rank 1)", other)]
-    )
-    with pytest.raises(UsageError, match=named):
-        settings.require_same(dict(flatten(config())))
-    # Places are a node's own affair.
-    other.clear()
-    other.update(flatten(config(work_dir='b', **{'train_dataloader.dataset.data_root': '/mnt/x'})))
-    settings.require_same(dict(flatten(config())))
 
 
 def test_sources_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.dist import all_gather_object, broadcast_object_list, get_rank
+from mmengine.dist import broadcast_object_list, get_rank
 from mmengine.logging import print_log
 
 from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointError, ResumeError
 
 from .data.contents import file_digest
+from .settings import require_same
 
 # Entry of the message hub that identifies a training; a resumed one keeps it.
 RUN_ID = 'run_id'
@@ -33,8 +33,9 @@ def choose_checkpoint(cfg: Config) -> str | None:
         cfg: The config of a training that has not begun.
 
     Raises:
-        ResumeError: On all ranks: the named file is damaged or missing; no file of the work
-            directory is whole; a node lacks the file, or has another file of this name.
+        ResumeError: On all ranks: the named file is damaged or missing, or no file of the work
+            directory is whole.
+        UsageError: On all ranks: a node lacks the file, or has another file of this name.
     """
     resume = cfg.get('resume')
     if not resume:
@@ -56,7 +57,7 @@ def choose_checkpoint(cfg: Config) -> str | None:
     if chosen is not None:
         # A node's work directory may have another path; an absolute path stays the same.
         chosen = os.path.join(work_dir, chosen)
-    _require_same(chosen, work_dir)
+    require_same({'the checkpoint to resume from': _state(chosen, work_dir)})
     return chosen
 
 
@@ -161,37 +162,15 @@ def _choose(work_dir: str, named: str | None) -> str | None:
     return os.path.relpath(path, os.path.realpath(work_dir)) if inside else path
 
 
-def _found_here(chosen: str | None, work_dir: str) -> tuple[str, str]:
-    """Digest of rank 0's choice on this node, and the message if it differs."""
+def _state(chosen: str | None, work_dir: str) -> str:
+    """Name and digest of rank 0's choice on this node, or what is wrong with it."""
     if chosen is None:
-        files = candidates(work_dir)
-        return ('some', f"has '{files[0]}'") if files else ('none', '')
+        return next(map(str, candidates(work_dir)), 'none')
     if not os.path.exists(chosen):
-        return '', f'lacks {chosen!r}'
+        return f'missing ({chosen!r})'
     # Rank 0 has read the whole file; on other nodes one rank does.
     if get_rank() and os.environ.get('LOCAL_RANK', '0') == '0':
         problem = why_not_resumable(chosen)
         if problem:
-            return '', f'has {chosen!r}, which {problem}'
-    return file_digest(chosen), f'has another file by the name of {chosen!r}'
-
-
-def _require_same(chosen: str | None, work_dir: str) -> None:
-    """Raises a ResumeError on all ranks if a rank's digest differs from rank 0's."""
-    node = f'node {socket.gethostname()!r} (rank {get_rank()})'
-    (first, (expected, _)), *others = all_gather_object((node, _found_here(chosen, work_dir)))
-    problems = [f'{there} {text}' for there, (mark, text) in others if mark != expected]
-    if not problems:
-        return
-    more = f' (and {len(problems) - 4} more)' if len(problems) > 4 else ''
-    listed = f'{"; ".join(problems[:4])}{more}'
-    if chosen is None:
-        raise ResumeError(
-            f'{first} has no checkpoint in {work_dir!r}, but {listed}: make that node the first '
-            'one (NODE_RANK=0), copy the file to all nodes, or use a work directory that the nodes '
-            'share'
-        )
-    raise ResumeError(
-        f'the training would resume from {chosen!r} of {first}, but {listed}: copy the file there, '
-        'or use a work directory that the nodes share'
-    )
+            return f'a file that {problem} ({chosen!r})'
+    return f'{os.path.basename(chosen)!r} ({file_digest(chosen)[:12]})'

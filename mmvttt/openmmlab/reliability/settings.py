@@ -130,7 +130,7 @@ def require_same(facts: Mapping[str, str]) -> None:
             if a != b:
                 raise UsageError(
                     f'the nodes do not run the same training: {name} is {a} on {first}, and {b} on '
-                    f'{other}; start all nodes with the same config, arguments, data and versions'
+                    f'{other}; start all nodes with the same config, arguments, files and versions'
                 )
 
 
