@@ -16,6 +16,7 @@ import torch
 _SWAPS = ('bgr_to_rgb', 'rgb_to_bgr', 'to_rgb', 'channel_conversion', '_channel_conversion')
 # Settings of a training; in a config for test-time augmentation the model is a module.
 _INSIDE = re.compile(r'model\.(?:module\.)?data_preprocessor\.')
+_STEP = re.compile(r'(train_dataloader\..*pipeline\.\d+\.)type')
 _OPTION = re.compile(rf'.*data_preprocessor\.(?:(mean|std)\.\d+|({"|".join(_SWAPS)}))')
 _log = logging.getLogger(__name__)
 
@@ -24,12 +25,13 @@ class Preparation(NamedTuple):
     """Mean and deviation of images in 0 to 1, each a number for all channels or one for each.
 
     `swapped` tells whether a `data_preprocessor` of OpenMMLab reverses the order of the channels;
-    None if it is not known.
+    None if it is not known. `step` tells whether a step of the pipeline prepares the images.
     """
 
     mean: list[float]
     std: list[float]
     swapped: bool | None = None
+    step: bool = False
 
 
 IMAGENET = Preparation([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -60,16 +62,24 @@ def saved_preparation(content: Any) -> Preparation | None:
     """
     match content:
         case {'meta': {'settings': Mapping() as settings}}:
+            settings = {str(key): text for key, text in settings.items()}
             # The preprocessor inside of a model counts, if it has one.
-            inside = {key: text for key, text in settings.items() if _INSIDE.match(str(key))}
-            options: dict[str, Any] = {}
+            inside = {key: text for key, text in settings.items() if _INSIDE.match(key)}
+            types = filter(None, map(_STEP.fullmatch, settings))
+            step = next((m[1] for m in types if str(settings[m[0]]).endswith("Normalize'")), '')
+            if step:
+                options = {k.removeprefix(step): v for k, v in settings.items() if step in k}
+                # By default mmcv's transform reverses the order.
+                options = {'to_rgb': 'True', **options}
+                inside = {f'data_preprocessor.{name}': v for name, v in options.items()}
+            values: dict[str, Any] = {}
             for key, text in (inside or settings).items():
-                if match := _OPTION.fullmatch(str(key)):
+                if match := _OPTION.fullmatch(key):
                     with suppress(ValueError, SyntaxError, TypeError):
                         value = float(literal_eval(text))
-                        options.setdefault(match[1] or match[2], []).append(value)
-            swapped = {name: any(options[name]) for name in _SWAPS if name in options}
-            return of_preprocessor(options | swapped)
+                        values.setdefault(match[1] or match[2], []).append(value)
+            swapped = {name: any(values[name]) for name in _SWAPS if name in values}
+            return of_preprocessor(values | swapped)._replace(step=bool(step))
     return None
 
 

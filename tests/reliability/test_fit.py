@@ -15,6 +15,7 @@ from torch import nn
 
 from mmvttt.checkpoints.preparation import differences, of_preprocessor, saved_preparation
 from mmvttt.errors import CheckpointMismatchError, ResumeError, UsageError
+from mmvttt.openmmlab.reliability.data.dataset_config import preparation_of
 from mmvttt.openmmlab.reliability.fit import require_same_classes, require_weights
 from mmvttt.openmmlab.reliability.settings import flatten, training_settings
 from mmvttt.openmmlab.unwrap import bare_model
@@ -135,6 +136,23 @@ def test_a_file_says_how_its_images_were_prepared(options: dict, named: list) ->
     assert [name for name, *_ in differences(saved, of_preprocessor(options))] == named
 
 
+def test_mean_and_deviation_in_a_step_of_the_pipeline() -> None:
+    def cfg(split: str, *pipeline: dict) -> Config:
+        return Config({f'{split}_dataloader': dict(dataset=dict(dataset=dict(pipeline=pipeline)))})
+
+    load, step = dict(type='LoadImageFromFile'), dict(type='Normalize', mean=[1.0, 2, 3], std=[4.0])
+    settings = training_settings(cfg('train', load, step))
+    saved = saved_preparation(dict(meta=dict(settings=settings)))
+    for pipeline, named in (
+        ([load, step], []),
+        ([load, dict(step, to_rgb=False)], ['bgr_to_rgb']),
+        ([load, dict(step, mean=[1.0])], ['mean']),
+        ([load], ['mean', 'std', 'bgr_to_rgb']),
+    ):
+        here = preparation_of(cfg('test', *pipeline), 'test', None)
+        assert [name for name, *_ in differences(saved, of_preprocessor(here))] == named
+
+
 class Wrapper(nn.ModuleDict):
     """As DDP: without a process group."""
 
@@ -150,7 +168,8 @@ def test_augmented_tests_on_several_processes(monkeypatch: pytest.MonkeyPatch) -
     model.test_step = lambda data: None
     wrapped = Wrapper(dict(module=Average(model)))
     assert bare_model(model) is bare_model(Average(model)) is bare_model(wrapped) is model
-    require_weights(SimpleNamespace(model=wrapped), model.state_dict(), 'a.pth', whole=True)
+    runner = SimpleNamespace(model=wrapped, cfg={})
+    require_weights(runner, model.state_dict(), 'a.pth', whole=True)
 
 
 def test_classes_of_a_checkpoint() -> None:

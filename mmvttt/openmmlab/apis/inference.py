@@ -30,7 +30,7 @@ from mmvttt.pictures import open_picture
 from ..engine.amp import half_type
 from ..models.diffusion_model import refuse_diffusion
 from ..registry import type_name
-from ..reliability.data.dataset_config import datasets_of
+from ..reliability.data.dataset_config import datasets_of, preparation_of
 from .file_inference import FileModel, open_for
 from .prediction import Prediction
 
@@ -74,7 +74,8 @@ def open_model(
         init_default_scope(scope)
         model = MODELS.build(model_config)
     require_whole(model, weights, source)
-    warn_of_other_images(source, saved_preparation(content), model.data_preprocessor)
+    here = preparation_of(config, 'test', model.data_preprocessor)
+    warn_of_other_images(source, saved_preparation(content), here)
     model.load_state_dict(adapted(model, weights), strict=False)
     model = revert_sync_batchnorm(model).to(device).eval()
     meta = content.get('meta') if isinstance(content, Mapping) else None

@@ -26,7 +26,7 @@ from mmvttt.checkpoints.read import named_tensors, saved_classes
 from mmvttt.errors import CheckpointMismatchError, ResumeError, UsageError
 
 from ..unwrap import bare_model
-from .data.dataset_config import datasets_of
+from .data.dataset_config import preparation_of
 from .exact_resume import DATA_SEED, SHAPE, VALIDATED
 from .settings import differences, training_settings
 from .weights import checkpoints_of, warning_of_random_weights
@@ -151,7 +151,8 @@ def require_weights(runner: Runner, content: Any, source: str, whole: bool = Fal
     else:
         model = bare_model(runner.model)
         preprocessor = getattr(model, 'data_preprocessor', None)
-        warn_of_other_images(source, saved_preparation(content), preprocessor)
+        here = preparation_of(runner.cfg, 'test' if whole else 'train', preprocessor)
+        warn_of_other_images(source, saved_preparation(content), here)
     (require_whole if whole else require_some)(model, named_tensors(content, source), source)
 
 
@@ -189,14 +190,10 @@ class WarnAtStart(Hook):
         for warning in (_of_another_batch(runner), random):
             if warning:
                 runner.logger.warning(warning)
-        sets = [data for data in datasets_of(runner.cfg) if data.split == 'train']
-        if any(name == 'Normalize' for data in sets for name, _ in data.transforms):
-            return
         model = bare_model(runner.model)
-        preprocessor = getattr(model, 'data_preprocessor', None)
+        here = preparation_of(runner.cfg, 'train', getattr(model, 'data_preprocessor', None))
         for name, part in model.named_modules():
-            there = getattr(part, 'preparation', None)
-            warn_of_other_images(f'model.{name}', there, preprocessor)
+            warn_of_other_images(f'model.{name}', getattr(part, 'preparation', None), here)
 
 
 def _require_learning(runner: Runner) -> None:
@@ -213,7 +210,8 @@ def _require_learning(runner: Runner) -> None:
                 f'set param_scheduler.{number}.end to a twentieth of the steps, {steps // 20}, or '
                 'train longer; `mmvttt finetune` writes configs for small sets'
             )
-    if isinstance(runner.optim_wrapper, OptimWrapper) and _random(runner):
+    random = not runner._load_from and not any(checkpoints_of(runner.cfg.model))
+    if isinstance(runner.optim_wrapper, OptimWrapper) and random:
         groups = runner.optim_wrapper.param_groups
         rates = [group.get('initial_lr', group['lr']) for group in groups]
         if 0 < min(rates) < _LEAST:
@@ -222,10 +220,6 @@ def _require_learning(runner: Runner) -> None:
                 'they never learn: start from weights (init_cfg of the backbone, load_from), or '
                 'set optim_wrapper.paramwise_cfg=None and a rate of 1e-4 or more'
             )
-
-
-def _random(runner: Runner) -> bool:
-    return not runner._load_from and not any(checkpoints_of(runner.cfg.model))
 
 
 def _of_another_batch(runner: Runner) -> str | None:
@@ -242,11 +236,6 @@ def _of_another_batch(runner: Runner) -> str | None:
     if images == fitting:
         return None
     rate = wrapper.optimizer.defaults['lr']
-    if _random(runner) and rate * images / base < 1e-5:
-        return (
-            f'the learning rate is meant for {fitting} images a step, this run has {images}, and '
-            'its weights are random: start from weights, as `mmvttt finetune` does'
-        )
     return (
         f'the learning rate {rate * fitting / base:.3g} is meant for {fitting} images a step, but '
         f'this run has {images}: without --auto-scale-lr, set '

@@ -157,6 +157,13 @@ def datasets_of(cfg: Mapping | Config) -> list[DatasetConfig]:
     return sets
 
 
+def preparation_of(cfg: Mapping | Config, split: str, preprocessor: Any) -> Any:
+    """The options of the `Normalize` in a split's pipeline, else the model's preprocessor."""
+    pipelines = [d.transforms for d in datasets_of(cfg) if d.split == split and not d.metric]
+    steps = (step for pipeline in pipelines for name, step in pipeline if name == 'Normalize')
+    return next(({'to_rgb': True, **step} for step in steps), preprocessor)
+
+
 def innermost(config: Any, key: str = '', *facts: Any, **metric: Any) -> Iterator[DatasetConfig]:
     """Yields the data sets that RepeatDataset, ConcatDataset and the like wrap.
 
