@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from mmvttt.arguments import check_int
 
 from ..registry import HOOKS
 from ..unwrap import bare_model
-from .nonfinite import bad_inputs, bad_weights, image_names, loss_terms, total_loss
+from .nonfinite import bad_weights, image_names, loss_terms, total_loss
 
 # Steps between two checks of losses on a GPU.
 _GPU_INTERVAL = 10
@@ -43,7 +42,7 @@ class AnomalyHook(Hook):
 
     Checks the result of a model's forward with `mode='loss'`, when the weights are still unchanged.
     The error names the step, the rank, the terms of the loss, the images of the batch, and
-    non-finite weights or images.
+    non-finite weights.
 
     Reading a number from a GPU waits for all work before it, so the backward would start on an idle
     device. There the losses stay on the device, and are read every `interval` steps and before a
@@ -86,21 +85,20 @@ class AnomalyHook(Hook):
         self.require_finite()
         self._handle.remove()
 
-    def require_finite(
-        self, latest: _Step | None = None, causes: Callable[[], Iterable[str]] = list
-    ) -> None:
+    def require_finite(self, latest: _Step | None = None, model: nn.Module | None = None) -> None:
         """Raises an AnomalyError on all ranks if a loss since the last check was not finite.
 
-        `causes` describes what is not finite at the `latest` step, before its update.
+        At the `latest` step, before its update, it also names weights of the `model`.
         """
         if (first := self._first_bad()) is None:
             return
         step, rank = first
         message = _describe(step, rank)
         if not torch.isfinite(total_loss(step.terms)):
-            message += f' Images of this batch: {", ".join(step.images)}.'
-            if step is latest:
-                message = ' '.join([message, *causes()])
+            if step.images:
+                message += f' Images of this batch: {", ".join(step.images)}.'
+            if step is latest and model is not None:
+                message = ' '.join([message, *bad_weights(model)])
         if step is not latest:
             message += (
                 ' The weights have been updated since then. To see more, resume from the last '
@@ -124,9 +122,7 @@ class AnomalyHook(Hook):
         self._steps.append(step)
         on_cpu = next(iter(terms.values())).device.type == 'cpu'
         if len(self._steps) >= (self.interval or (1 if on_cpu else _GPU_INTERVAL)):
-            self.require_finite(
-                step, lambda: [*bad_weights(model), *bad_inputs(args, kwargs, step.images)]
-            )
+            self.require_finite(step, model)
 
     def _first_bad(self) -> tuple[_Step, int] | None:
         """The first step with a non-finite loss, and its rank; the same on all ranks."""

@@ -1,10 +1,9 @@
-"""Describes a step whose loss is not finite: its terms, images, inputs and weights."""
+"""Describes a step whose loss is not finite: its terms, images and weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import reduce
-from itertools import chain
 from typing import Any
 
 import torch
@@ -36,16 +35,13 @@ def loss_terms(losses: Any) -> dict[str, Tensor]:
 
 
 def image_names(args: tuple, kwargs: dict) -> list[str]:
-    """Names of the images of a batch, or else their indices."""
+    """Names of the images of a batch, as far as it has them."""
     names = []
     samples = [leaf for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, 'metainfo')]
     for i, sample in enumerate(samples):
         given = (str(sample.metainfo[n]) for n in _NAMES if sample.metainfo.get(n) is not None)
         names.append(next(given, f'no. {i}'))
-    if names:
-        return names
-    sizes = (len(v) for v in (*args, *kwargs.values()) if _is_batch(v))
-    return [f'no. {i}' for i in range(next(sizes, 0))]
+    return names
 
 
 def bad_weights(model: nn.Module, buffers: bool = False) -> Iterator[str]:
@@ -64,28 +60,6 @@ def bad_weights(model: nn.Module, buffers: bool = False) -> Iterator[str]:
             f'{plain}: {_summary(weight)}. An earlier update is the cause: resume from a '
             'checkpoint before it, with a lower learning rate, clip_grad or bf16 in place of fp16.'
         )
-
-
-def bad_inputs(args: tuple, kwargs: dict, names: list[str]) -> Iterator[str]:
-    """Describes each non-finite input, with the images that it is in."""
-    for key, value in chain(enumerate(args), kwargs.items()):
-        bad = _first_bad(value)
-        if bad is None:
-            continue
-        which = ''
-        if _is_batch(value) and len(value) == len(names):
-            images = [n for n, v in zip(names, value, strict=True) if _first_bad(v) is not None]
-            which = f', in {", ".join(images)}'
-        yield f'The input {key!r} itself is not finite{which}: {_summary(bad)}.'
-
-
-def _is_batch(value: Any) -> bool:
-    return isinstance(value, list | tuple) or (isinstance(value, Tensor) and value.dim() > 0)
-
-
-def _first_bad(tree: Any) -> Tensor | None:
-    tensors = (t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point())
-    return next((t for t in tensors if not torch.isfinite(t).all()), None)
 
 
 def _summary(tensor: Tensor) -> str:
