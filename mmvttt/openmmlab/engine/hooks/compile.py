@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -77,8 +76,6 @@ class CompileHook(Hook):
         self.required = required
         self._compiled: dict[nn.Module, Any] = {}
         self._settings = ExitStack()
-        # When the first step with compiled blocks began; None before it and after it.
-        self._start: float | None = None
 
     def before_run(self, runner: Runner) -> None:
         """Runs before a training or a test; compilation itself starts with the first images."""
@@ -101,22 +98,10 @@ class CompileHook(Hook):
             'tools/train.py --no-compile, or compile_blocks = False in the config, switches it off'
         )
         self._settings.enter_context(compiling())
-        self._start = time.monotonic()
 
     def after_run(self, runner: Runner) -> None:
         """Puts torch's settings back."""
         self._settings.close()
-
-    def before_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
-        if self._start is not None:
-            self._start = time.monotonic()
-
-    def after_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
-        """Logs how long the first step took."""
-        if self._start is not None:
-            seconds = time.monotonic() - self._start
-            runner.logger.info(f'torch.compile: the first step took {seconds:.1f} s')
-            self._start = None
 
     def before_val(self, runner: Runner) -> None:
         """Runs the blocks eagerly until `after_val`."""

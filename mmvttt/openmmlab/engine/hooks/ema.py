@@ -15,7 +15,7 @@ from mmvttt.openmmlab.registry import HOOKS
 class EMAHook(hooks.EMAHook):
     """mmengine's `EMAHook` with `decay ** (b / base_batch_size)` for a step of b images.
 
-    Averages the whole state, including BatchNorm's statistics; integers are copied.
+    Averages the whole state, including BatchNorm's statistics.
 
     Args:
         decay: Decay of the average for a step of `base_batch_size` images, in (0, 1).
@@ -47,15 +47,6 @@ class EMAHook(hooks.EMAHook):
         decay = step_decay(runner, self.decay, self.base_batch_size)
         self.ema_model.momentum = 1 - decay**self.ema_model.interval
         super().before_train(runner)
-
-    def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
-        """Updates the average; mmengine leaves its integers as at the first step."""
-        super().after_train_iter(runner, *args, **kwargs)
-        if self.ema_model.update_buffers:
-            buffers = zip(self.ema_model.module.buffers(), self.src_model.buffers(), strict=True)
-            for average, source in buffers:
-                if not average.is_floating_point():
-                    average.copy_(source)
 
 
 def step_decay(runner: Runner, decay: float, base_batch_size: int) -> float:
