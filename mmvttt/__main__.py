@@ -52,15 +52,6 @@ def _imported(module: str) -> tuple[str, str | None]:
         return '?', f'{type(error).__name__}: {error}'.partition('\n')[0]
 
 
-def _remedy(failure: str) -> str:
-    if 'libGL' not in failure and 'libgthread' not in failure:
-        return ''
-    return (
-        '; opencv-python needs libraries of a desktop: pip uninstall -y opencv-python '
-        'opencv-python-headless && pip install opencv-python-headless'
-    )
-
-
 def _gpus() -> str:
     import torch
 
@@ -85,7 +76,7 @@ def versions() -> list[str]:
         distributions = ', '.join(f'{name} {version(name)}' for name in providers)
         line = f'{module:12} {number} ({distributions or "no distribution"})'
         if failure is not None:
-            line += f'  cannot be imported: {failure}{_remedy(failure)}'
+            line += f'  cannot be imported: {failure} (docs/faq.md)'
         elif len(providers) > 1:
             line += '  they share one folder: keep one of them'
         if failure is None and tried and '.'.join(number.split('.')[:2]) not in tried:

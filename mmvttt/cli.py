@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from .errors import CheckpointError, DataError, UsageError
@@ -105,17 +106,7 @@ class Options(argparse.Action):
         setattr(namespace, self.dest, pairs)
 
 
-def positive(text: str) -> int:
-    """An integer of 1 or more."""
-    return _counted(text, 1)
-
-
-def not_negative(text: str) -> int:
-    """An integer of 0 or more."""
-    return _counted(text, 0)
-
-
-def _counted(text: str, least: int) -> int:
+def _counted(least: int, text: str) -> int:
     try:
         number = int(text)
     except ValueError:
@@ -125,14 +116,8 @@ def _counted(text: str, least: int) -> int:
     return number
 
 
-def new_file(text: str) -> str:
-    """A file to write, tried when the arguments are read: hours of work may come before it."""
-    return _tried(check_new_file, text)
-
-
-def new_folder(text: str) -> str:
-    """A folder to write into, which may be missing; see `new_file`."""
-    return _tried(check_new_folder, text)
+# Integers, of 1 or more and of 0 or more.
+positive, not_negative = partial(_counted, 1), partial(_counted, 0)
 
 
 def _tried(check: Callable[[str], None], text: str) -> str:
@@ -142,6 +127,11 @@ def _tried(check: Callable[[str], None], text: str) -> str:
         # argparse shows no other error's message.
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+# Places to write, tried when the arguments are read: hours of work may come before it.
+new_file = partial(_tried, check_new_file)
+new_folder = partial(_tried, check_new_folder)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

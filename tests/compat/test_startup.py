@@ -121,36 +121,22 @@ def test_a_broken_mmvttt_is_not_noticed(how: str) -> None:
 
 
 LOADERS = """
-import importlib.abc, importlib.machinery, importlib.util, sys
-class Loader(importlib.abc.Loader):
-    __slots__ = ('path',)
-    def __init__(self, path): self.path = path
-    def create_module(self, spec): return None
-    def exec_module(self, module): exec('done = 1', vars(module))
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == 'slotted':
-            return importlib.machinery.ModuleSpec(name, Loader('x'))
-sys.meta_path.insert(0, Finder())
+import importlib.util, sys
 import mmvttt_startup
 called = []
-mmvttt_startup.after_import('slotted', called.append)
-import slotted
-assert called == [slotted] and slotted.done == 1
-assert type(slotted.__spec__.loader) is type(slotted.__loader__) is Loader
 # In an archive.
 sys.path.insert(0, 'a.zip')
 mmvttt_startup.after_import('zipped', called.append)
 import zipped
-assert called.pop() is zipped
-assert type(zipped.__loader__).__name__ == 'zipimporter'
+assert called == [zipped] and zipped.done == 1
+assert type(zipped.__spec__.loader).__name__ == type(zipped.__loader__).__name__ == 'zipimporter'
 # A copy of a module does not spend the call.
 mmvttt_startup.after_import('colorsys', called.append)
 spec = importlib.util.find_spec('colorsys')
 spec.loader.exec_module(importlib.util.module_from_spec(spec))
-assert called == [slotted]
+assert called == [zipped]
 import colorsys
-assert called == [slotted, colorsys]
+assert called == [zipped, colorsys]
 """
 
 
@@ -179,5 +165,4 @@ def test_the_library_and_the_report_need_no_opencv(tmp_path: Path) -> None:
     printed = python(code, PYTHONPATH=str(tmp_path))
     (line,) = (x for x in printed.splitlines() if x.startswith('cv2 '))
     assert 'cannot be imported: ImportError: libGL.so.1' in line
-    assert 'pip install opencv-python-headless' in line
     assert 'ttt_linear' in printed

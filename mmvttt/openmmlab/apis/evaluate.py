@@ -70,8 +70,6 @@ def evaluate(
     test = _Test(amp, cuda_graph)
     if file is not None:
         test = _TestOfFile(file, amp)
-    elif tta:
-        test = _AugmentedTest(amp, cuda_graph)
     cfg = load_config(config, needed=_NEEDED, **config_args)
     if tta and show_dir is not None and cfg.get('default_scope') == 'mmpretrain':
         raise UsageError('mmpretrain cannot draw merged predictions: omit --tta or --show-dir')
@@ -83,6 +81,8 @@ def evaluate(
     if show_dir is not None:
         show_predictions(cfg, show_dir)
     metrics = [] if out is None else [_dump(cfg.get('default_scope'), out)]
+    if tta:
+        enable_tta(cfg)
     test.configure(cfg)
     check_data(cfg, ('test',))
     runner, content = build_runner(cfg), read_content(source)
@@ -114,13 +114,6 @@ class _Test(Hook):
         while is_wrapped(model):
             parent, model = model, model.module
         setattr(parent, 'model' if parent is runner else 'module', self.prepared(model))
-
-
-class _AugmentedTest(_Test):
-    """Merges the predictions for versions of an image."""
-
-    def configure(self, cfg: Config) -> None:
-        enable_tta(cfg)
 
 
 class _TestOfFile(_Test):

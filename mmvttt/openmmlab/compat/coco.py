@@ -1,9 +1,6 @@
 """COCO evaluation: ids from 0, files without `info`, the faster evaluator, and no forty lines."""
 
-from collections.abc import Callable
-from contextlib import redirect_stdout
 from functools import wraps
-from io import StringIO
 from typing import Any
 
 from .patch import replace
@@ -46,18 +43,7 @@ def evaluate_faster() -> str | None:
 
 def silence() -> None:
     """Keeps pycocotools from printing: CocoMetric returns its results, for one line of the log."""
-    from pycocotools import coco
-    from pycocotools.cocoeval import COCOeval
+    from pycocotools import coco, cocoeval
 
-    replace(coco, 'print', lambda *_, **__: None)
-    for name in ('evaluate', 'accumulate', 'summarize'):
-        replace(COCOeval, name, _silent(getattr(COCOeval, name)))
-
-
-def _silent(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with redirect_stdout(StringIO()):
-            return function(*args, **kwargs)
-
-    return run
+    for module in (coco, cocoeval):
+        replace(module, 'print', lambda *_, **__: None)
