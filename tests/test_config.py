@@ -22,53 +22,42 @@ def test_a_name_is_the_file(name: str) -> None:
     assert cfg.work_dir == f'work_dirs/{NAME}'
 
 
-def test_bases_with_the_same_key_are_a_sentence(tmp_path: Path) -> None:
-    for name in ('a', 'b'):
-        (tmp_path / f'{name}.py').write_text("model = dict(type='Vittt')\n")
-    (tmp_path / 'c.py').write_text("_base_ = ['./a.py', './b.py']\n")
-    with pytest.raises(UsageError, match=r"c\.py' .*'model'"):
-        load_config(tmp_path / 'c.py')
+# A config in the folder of a base.py, with a part of what its error says.
+BASE = "_base_ = './base.py'\n"
+WRONG = {
+    "_base_ = ['./base.py', './twin.py']\n": "'model'",
+    BASE + 'model = dict(arch=dict(depth=2))\n': r'arch=.*_delete_=True',
+    BASE + 'depth = len(3)\n': r'has no len.*child\.py, line 2\)',
+    'from mmengine.config import read_base\nwith read_base():\n    from .no import *\n': r'no\.py',
+}
 
 
-def test_a_dict_in_the_place_of_a_name_is_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize('text', WRONG)
+def test_a_wrong_config_is_a_sentence(text: str, tmp_path: Path) -> None:
+    for name in ('base', 'twin'):
+        (tmp_path / f'{name}.py').write_text("model = dict(arch='tiny')\n")
+    (tmp_path / 'child.py').write_text(text)
+    with pytest.raises(UsageError, match=rf"child\.py' .*{WRONG[text]}"):
+        load_config(tmp_path / 'child.py')
+
+
+def test_a_dict_in_the_place_of_another_value(tmp_path: Path) -> None:
     child = tmp_path / 'child.py'
-    base = "_base_ = './base.py'\n"
-    (tmp_path / 'base.py').write_text("model = dict(arch='tiny')\n")
-    child.write_text(base + 'model = dict(arch=dict(depth=2))\n')
-    with pytest.raises(UsageError, match=r"child\.py' .*arch=.*_delete_=True"):
-        load_config(child)
-    child.write_text(base + 'model = dict(arch=dict(_delete_=True, depth=2))\n')
+    child.write_text("model = dict(arch='tiny', parts=[dict()])\n")
+    for option in ('model.arch.depth', 'model.parts.1.depth'):
+        with pytest.raises(UsageError):
+            load_config(child, cfg_options={option: 2})
+    (tmp_path / 'base.py').write_text(child.read_text())
+    child.write_text(BASE + 'model = dict(arch=dict(_delete_=True, depth=2))\n')
     assert load_config(child).model.arch == dict(depth=2)
-    child.write_text(base)
-    with pytest.raises(UsageError, match=r'arch=.*_delete_=True'):
-        load_config(child, cfg_options={'model.arch.depth': 2})
-    child.write_text(base + 'depth = len(3)\n')
-    with pytest.raises(UsageError, match='has no len'):
-        load_config(child)
-    child.write_text('model = [dict()]\n')
-    with pytest.raises(UsageError):
-        load_config(child, cfg_options={'model.1.depth': 2})
 
 
-def test_an_error_in_a_config_has_its_line(tmp_path: Path) -> None:
-    path = tmp_path / 'mine.py'
-    path.write_text('a = 3\nb = None + a\n')
-    with pytest.raises(UsageError, match=r'TypeError: .*mine\.py, line 2\)'):
-        load_config(path)
-
-
-def test_bases_and_imports_that_are_missing(tmp_path: Path) -> None:
-    child = tmp_path / 'child.py'
-    child.write_text(
-        'from mmengine.config import read_base\nwith read_base():\n    from .nowhere import *\n'
-    )
-    with pytest.raises(UsageError, match=r"child\.py' cannot be read: .*nowhere\.py not found"):
-        load_config(child)
+def test_a_module_of_a_user_that_is_missing(tmp_path: Path) -> None:
+    """Not a base from mmdet."""
     pytest.importorskip('mmdet')
-    # A user's own module, not a base from mmdet.
-    child.write_text("custom_imports = dict(imports=['my_mmdet_models'])\n")
-    with pytest.raises(ImportError, match='my_mmdet_models'):
-        load_config(child)
+    (tmp_path / 'child.py').write_text("custom_imports = dict(imports=['my_mmdet_models'])\n")
+    with pytest.raises(ImportError):
+        load_config(tmp_path / 'child.py')
 
 
 CLASSES = """
@@ -114,12 +103,8 @@ def test_a_wrong_name_is_a_sentence(name: str, words: str) -> None:
     ('option', 'words'),
     [
         ('train_pipeline.2.scale', 'train_pipeline is a variable .* set the copies that are used'),
-        ('data_root', 'data_root is a variable of the config file'),
         ('norm_cfg.type', "nothing reads 'norm_cfg'.*; a config has auto_scale_lr, .*, work_dir"),
-        ('modle.backbone', "did you mean 'model'"),
         ('optim_wraper.optimizer.lr', "did you mean 'optim_wrapper'"),
-        # A key of mmdet 2.x.
-        ('total_epochs', "nothing reads 'total_epochs'"),
     ],
 )
 def test_an_option_that_nothing_reads_is_a_sentence(option: str, words: str) -> None:

@@ -79,9 +79,3 @@ def test_wrong_arguments(value: object, tmp_path: Path) -> None:
         wrong_prefix = dict(checkpoint=tmp_path / 'a.pth', prefix=value)
         refused(lambda: load_pretrained(SOURCE, **wrong_prefix), 'prefix', kind=TypeError)
     refused(lambda: load_pretrained(SOURCE, tmp_path), 'no weights', kind=CheckpointError)
-
-
-def test_a_web_page_saved_as_weights_is_named(tmp_path: Path) -> None:
-    (page := tmp_path / 'weights.pth').write_text('<!DOCTYPE html><title>Sign in</title>')
-    with pytest.raises(CheckpointError, match=r"weights\.pth' is a web page"):
-        load_pretrained(build(1), page)

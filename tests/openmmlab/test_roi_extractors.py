@@ -13,13 +13,6 @@ OPTIONS = dict(
     out_channels=1,
     featmap_strides=[4, 8],
 )
-# Heads for a CPU.
-THIN = (
-    'maskrcnn_vittt_demo',
-    'maskrcnn_vittt_nano_pedestrians',
-    'maskrcnn_vittt_nano_pennfudan',
-    'maskrcnn_vit_nano_pennfudan',
-)
 ANCHORS = dict(strides=[4, 8], ratios=[0.5, 1.0], scales=[8])
 # Two rows of the maps of an image 1333 pixels wide, padded to 1344.
 SIZES = [(2, 336), (2, 168)]
@@ -85,6 +78,4 @@ def test_every_config_has_ours(path) -> None:
     model = Config.fromfile(path).model
     assert model.rpn_head.anchor_generator.type == 'mmvttt.FP32AnchorGenerator'
     for part in ('bbox', 'mask') if model.roi_head.get('mask_head') else ('bbox',):
-        extractor = model.roi_head[f'{part}_roi_extractor']
-        assert extractor.type == 'mmvttt.FP32RoIExtractor'
-        assert extractor.out_channels == 256 or path.stem in THIN
+        assert model.roi_head[f'{part}_roi_extractor'].type == 'mmvttt.FP32RoIExtractor'
