@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from mmengine.config import Config, ConfigDict
@@ -67,9 +69,6 @@ def evaluate(
     """
     if file is not None and (tta or cuda_graph):
         raise UsageError('a file predicts as it was exported: leave out --tta and --cuda-graph')
-    test = _Test(amp, cuda_graph)
-    if file is not None:
-        test = _TestOfFile(file, amp)
     cfg = load_config(config, needed=_NEEDED, **config_args)
     if tta and show_dir is not None and cfg.get('default_scope') == 'mmpretrain':
         raise UsageError('mmpretrain cannot draw merged predictions: omit --tta or --show-dir')
@@ -83,51 +82,35 @@ def evaluate(
     metrics = [] if out is None else [_dump(cfg.get('default_scope'), out)]
     if tta:
         enable_tta(cfg)
-    test.configure(cfg)
+    dtype = half_type() if amp else None
+    make: Callable[[Any], nn.Module]
+    make = partial(prepare, part='backbone', dtype=dtype, cuda_graph=cuda_graph)
+    if file is not None:
+        sets = [d.config for d in datasets_of(cfg) if d.split == 'test' and not d.metric]
+        exported = open_for(cfg, file, [data['pipeline'] for data in sets], amp)
+        make = partial(FileModel, file=exported)
     check_data(cfg, ('test',))
     runner, content = build_runner(cfg), read_content(source)
     require_weights(runner, content, source, whole=True)
     dataset = runner.test_dataloader.dataset
     require_same_classes(content, source, getattr(dataset, 'metainfo', {}).get('classes'))
-    runner.register_hook(test)
+    runner.register_hook(_TestOther(make))
     runner.test_evaluator.metrics += metrics
     return runner.test()
 
 
-class _Test(Hook):
+class _TestOther(Hook):
     """Tests another model, made of the runner's once that has its weights."""
 
-    def __init__(self, amp: bool, cuda_graph: bool) -> None:
-        self.dtype = half_type() if amp else None
-        self.cuda_graph = cuda_graph
-
-    def configure(self, cfg: Config) -> None:
-        """Changes the config before anything is built."""
-
-    def prepared(self, model: nn.Module) -> nn.Module:
-        """The model to test."""
-        return prepare(model, 'backbone', self.dtype, self.cuda_graph)
+    def __init__(self, make: Callable[[Any], nn.Module]) -> None:
+        self.make = make
 
     def before_test(self, runner: Runner) -> None:
         """Replaces the model inside of its wrappers."""
         parent, model = runner, runner.model
         while is_wrapped(model):
             parent, model = model, model.module
-        setattr(parent, 'model' if parent is runner else 'module', self.prepared(model))
-
-
-class _TestOfFile(_Test):
-    """Tests the model that an exported file makes of the runner's."""
-
-    def __init__(self, path: str | os.PathLike[str], amp: bool) -> None:
-        self.path, self.amp = path, amp
-
-    def configure(self, cfg: Config) -> None:
-        sets = [d.config for d in datasets_of(cfg) if d.split == 'test' and not d.metric]
-        self.file = open_for(cfg, self.path, [data['pipeline'] for data in sets], self.amp)
-
-    def prepared(self, model: nn.Module) -> nn.Module:
-        return FileModel(model, self.file)
+        setattr(parent, 'model' if parent is runner else 'module', self.make(model))
 
 
 def enable_tta(cfg: Config) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
 from torch import nn
 
@@ -123,9 +122,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             groups.setdefault(key, {**group, 'layer': layer, 'params': []})['params'].append(
                 parameter
             )
-        ordered = sorted(groups.values(), key=lambda g: (g['layer'] is None, g['layer'] or 0))
-        params.extend(ordered)
-        print_log(f'Layer-wise learning rates\n{_table(ordered)}', 'current')
+        params.extend(sorted(groups.values(), key=lambda g: (g['layer'] is None, g['layer'] or 0)))
 
     def _layer(self, name: str, backbones: dict[str, nn.Module]) -> tuple[int | None, float]:
         """The layer of a parameter (None outside the backbones) and the scale of its rate."""
@@ -189,14 +186,3 @@ def _named_by(model: nn.Module, method: str) -> set[str]:
         if hasattr(module, method)
         for name in getattr(module, method)()
     }
-
-
-def _table(groups: list[dict]) -> str:
-    """Table of an optimizer's rates and weight decays by layer."""
-    rows = ['layer        lr  weight decay  tensors   parameters']
-    for group in groups:
-        layer = 'other' if group['layer'] is None else str(group['layer'])
-        count = sum(p.numel() for p in group['params'])
-        rate = f'{group["lr"]:9.3g} {group["weight_decay"]:13.3g}'
-        rows.append(f'{layer:5} {rate} {len(group["params"]):8} {count:12,}')
-    return '\n'.join(rows)

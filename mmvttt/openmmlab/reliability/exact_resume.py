@@ -177,10 +177,16 @@ class _ExactLoop(BaseLoop):
             # The same number of batches may still have other images.
             'images': len(self.dataloader.dataset),
         }
-        contents = dataset_digest(self.dataloader.dataset) or 'unknown'
+        numbers = {**shape}
+        digests = {_CONTENTS: dataset_digest(self.dataloader.dataset) or 'unknown'}
+        if self.runner.val_loop is not None:
+            held_out = self.runner.val_loop.dataloader.dataset
+            numbers['validation images'] = len(held_out)
+            digests[_VAL_CONTENTS] = dataset_digest(held_out) or 'unknown'
         before = hub.runtime_info.get(SHAPE, {}) if self._iter else {}
         changed = [f'{k}: {before[k]}, now {v}' for k, v in shape.items() if before.get(k, v) != v]
-        if not changed and before.get(_CONTENTS, contents) != contents and not self.other_data:
+        others = [name for name, digest in digests.items() if before.get(name, digest) != digest]
+        if not changed and _CONTENTS in others and not self.other_data:
             raise ResumeError(
                 f'the training data has other contents than at step {self._iter} of the '
                 'checkpoint (annotations, labels or pictures): restore it, or continue with this '
@@ -196,20 +202,13 @@ class _ExactLoop(BaseLoop):
                 f'({"; ".join(changed)}); restore the old settings, or start a new training from '
                 'its weights: load_from=CHECKPOINT without --resume'
             )
-        facts = {f'the number of {name}': str(number) for name, number in shape.items()}
-        facts['the contents of the training data'] = contents
-        digests = {_CONTENTS: contents}
-        if self.runner.val_loop is not None:
-            held_out = self.runner.val_loop.dataloader.dataset
-            measured = digests[_VAL_CONTENTS] = dataset_digest(held_out) or 'unknown'
-            facts['the number of validation images'] = str(len(held_out))
-            facts['the contents of the validation data'] = measured
-            if before.get(_VAL_CONTENTS, measured) != measured:
-                self.runner.logger.warning(
-                    'the validation data has other contents than when the checkpoint was written: '
-                    'the results before and after it, and the best of them, cannot be compared'
-                )
-        require_same(facts)
+        if _VAL_CONTENTS in others:
+            self.runner.logger.warning(
+                'the validation data has other contents than when the checkpoint was written: '
+                'the results before and after it, and the best of them, cannot be compared'
+            )
+        facts = {f'the number of {name}': str(number) for name, number in numbers.items()}
+        require_same(facts | {f'the {name} of the data': text for name, text in digests.items()})
         hub.update_info(SHAPE, {**shape, **digests})
         if hasattr(sampler.sampler, 'seed'):
             sampler.sampler.seed = hub.runtime_info.get(DATA_SEED, sampler.sampler.seed)
