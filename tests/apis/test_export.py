@@ -1,6 +1,5 @@
 """Models as files of torch.export and of ONNX, at sizes other than the one they were traced at."""
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -13,7 +12,7 @@ from mmengine.config import Config
 
 from mmvttt.deploy.compare import compare
 from mmvttt.deploy.export import _resized, export_module
-from mmvttt.errors import CheckpointMismatchError, UsageError
+from mmvttt.errors import CheckpointMismatchError, OptionError, UsageError
 from mmvttt.models.backbones import T5, TimmViT, Vittt
 from mmvttt.models.layers import neighborhood
 from mmvttt.openmmlab.analysis.models import find_model, load_model
@@ -59,15 +58,8 @@ def errors(name: str, tmp_path: Path, suffix: str, **options: Any) -> list[float
     return found
 
 
-def test_every_step_of_an_onnx_file_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, 'mmvttt'):
-        # Four batches and sizes.
-        assert len(errors('vittt_t_in1k', tmp_path, '.onnx')) == 4
-    said = [message.split()[0] for name, _, message in caplog.record_tuples if 'mmvttt' in name]
-    assert said == ['tracing', 'decomposing', 'translating', 'optimising', 'writing']
-    assert 'comparing' in capsys.readouterr().out
+def test_an_onnx_file_is_compared_at_four_batches_and_sizes(tmp_path: Path) -> None:
+    assert len(errors('vittt_t_in1k', tmp_path, '.onnx')) == 4
 
 
 def test_pt2_keeps_the_ops(tmp_path: Path) -> None:
@@ -151,7 +143,7 @@ def test_one_image_stands_for_all_sizes(
 
 
 def test_a_model_in_training_mode(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r'Dropout is in training mode.*call module\.eval'):
+    with pytest.raises(OptionError):
         export_module(torch.nn.Dropout(), torch.rand(2, 3, 8, 8), tmp_path / 'model.pt2')
 
 

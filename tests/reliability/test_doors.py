@@ -29,19 +29,13 @@ Path('a/.lock').read_bytes()
 print('locked', flush=True)
 time.sleep(600)
 """
+BATCH = {'train_dataloader.batch_size': 2}
+NOWHERE = {'train_dataloader.dataset.data_root': '/nowhere'}
 REFUSED = {
-    'resume': (dict(resume='a/epoch_9.pth'), UsageError, 'no checkpoint'),
-    'damaged': (dict(resume='a/epoch_1.pth'), ResumeError, 'damaged'),
-    'batch': (
-        dict(resume='a/epoch_1.pth', cfg_options={'train_dataloader.batch_size': 2}),
-        ResumeError,
-        'images of a batch: 4, now 2',
-    ),
-    'data': (
-        dict(cfg_options={'train_dataloader.dataset.data_root': '/nowhere'}),
-        DataError,
-        'data is missing',
-    ),
+    'resume': (dict(resume='a/epoch_9.pth'), UsageError),
+    'damaged': (dict(resume='a/epoch_1.pth'), ResumeError),
+    'batch': (dict(resume='a/epoch_1.pth', cfg_options=BATCH), ResumeError),
+    'data': (dict(cfg_options=NOWHERE), DataError),
 }
 
 
@@ -55,12 +49,12 @@ def test_a_refused_training_changes_no_byte(run: Callable) -> None:
     run('train', work_dir='a', cfg_options=SHORT)
     good = Path('a/epoch_1.pth').read_bytes()
     Path('a/.epoch_1.pth.77.partial').write_bytes(b'being written')
-    for kind, (options, error, message) in REFUSED.items():
+    for kind, (options, error) in REFUSED.items():
         damaged = bytearray(good)
         damaged[len(damaged) // 2] ^= 255
         Path('a/epoch_1.pth').write_bytes(damaged if kind == 'damaged' else good)
         before = contents()
-        with pytest.raises(error, match=message):
+        with pytest.raises(error):
             run('train', work_dir='a', **options)
         assert contents() == before, kind
     with subprocess.Popen([sys.executable, '-c', HOLD], stdout=subprocess.PIPE) as other:

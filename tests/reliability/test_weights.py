@@ -28,9 +28,7 @@ DEIT = 'timm://deit_tiny_patch16_224.fb_in1k'
         ('maskrcnn_hvit3_t_1x', {'model.backbone.init_cfg': None}, 'random', 'model.backbone'),
         ('maskrcnn_vittt_s_1x', {}, 'random', 'model.backbone.backbone'),
         ('maskrcnn_vittt_s_1x', {'load_from': 'a.pth'}, 'a.pth', None),
-        ('upernet_vittt_s_160k', {}, 'random', 'model.backbone.backbone'),
         ('upernet_vit3_s_160k', {}, 'mmvttt://vit3_s_in1k', None),
-        ('maskrcnn_vit_t_1x', {}, DEIT, None),
         # The backbone and the head.
         ('t5_t_in1k_30e', {}, DEIT, None),
         ('t5_t_in1k_30e', {'pretrained': False}, 'random', None),
