@@ -64,7 +64,6 @@ def test_forks_get_their_names_only_instead_of_the_originals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(configs, 'MODULE2PACKAGE', table := dict(MODULE2PACKAGE))
-    monkeypatch.setattr(configs, '_replace_everywhere', lambda *_: None)
     monkeypatch.setattr(configs.distributions, 'is_installed', lambda name: True)
     configs.name_packages()
     assert table == MODULE2PACKAGE
@@ -72,12 +71,3 @@ def test_forks_get_their_names_only_instead_of_the_originals(
     configs.name_packages()
     names = [table[module] for module in ('mmseg', 'mmdet', 'mmvttt')]
     assert names == ['onedl-mmsegmentation', 'onedl-mmdetection', 'mmvttt']
-
-
-def test_look_ups_that_need_no_pkg_resources_are_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    own = mmengine.utils.package_utils
-    monkeypatch.setattr(own, 'is_installed', look_up := lambda package: True)
-    assert configs.find_packages_by_import() is not None
-    assert own.is_installed is look_up

@@ -101,7 +101,7 @@ def test_an_image(train: Callable) -> None:
     with pytest.raises(AnomalyError) as caught:
         train(model, images, randomness=dict(seed=0))
     message = str(caught.value)
-    assert 'not finite at Epoch(train) [1][2/4], step [2/8]: loss_a = nan' in message
+    assert 'not finite at step 2 of 8: loss_a = nan' in message
     assert 'Images of this batch: image_2.jpg, image_3.jpg.' in message
     assert 'weights' not in message
     # The second step has not touched what the first one left.
@@ -181,9 +181,8 @@ def test_a_look_every_few_steps_names_the_step(train: Callable, interval: int) -
             images,
             hook=AnomalyHook(interval=interval),
             train_cfg=dict(by_epoch=False, max_iters=6),
-            log_processor=dict(by_epoch=False),
         )
     message = str(error.value)
-    assert 'not finite at Iter(train) [2/6]: loss' in message
+    assert 'not finite at step 2 of 6: loss' in message
     assert 'Images of this batch: image_2.jpg, image_3.jpg.' in message
     assert 'interval=1)]' in message

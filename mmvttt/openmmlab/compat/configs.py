@@ -58,11 +58,6 @@ def get_installed_path(package: str) -> str:
 
 def find_packages_by_import() -> str | None:
     """Replaces mmengine's two look-up functions in all modules that import them."""
-    if 'pkg_resources' not in package_utils.is_installed.__code__.co_names:
-        return 'this mmengine finds packages without pkg_resources'
-    editable = Path(distributions.__file__).parents[1].name != 'site-packages'
-    if find_spec('pkg_resources') is not None and not editable:
-        return 'pkg_resources is there, and mmvttt is not installed in editable mode'
     for replacement in (is_installed, get_installed_path):
         _replace_everywhere(getattr(package_utils, replacement.__name__), replacement)
     return None
@@ -77,24 +72,12 @@ def _replace_everywhere(original: Callable[..., Any], replacement: Callable[...,
 
 
 def name_packages() -> str | None:
-    """Adds mmvttt, and the forks if they are installed instead of the originals.
-
-    Asked for 'mmsegmentation', mmengine's fork answers for the fork's package.
-    """
+    """Adds mmvttt, and the forks if they are installed instead of the originals."""
     MODULE2PACKAGE.setdefault('mmvttt', 'mmvttt')
-    forks: dict[str, str] = {}
     for module in ('mmdet', 'mmseg', 'mmpretrain'):
-        original, fork = distributions.PROVIDERS[module]
+        fork = distributions.PROVIDERS[module][-1]
         if distributions.providers(module) == [fork]:
-            MODULE2PACKAGE[module] = forks[original] = fork
-    ask = package_utils.is_installed
-    if forks and ask is not is_installed:
-
-        @wraps(ask)
-        def ask_for_fork(package: str) -> bool:
-            return ask(forks.get(package, package))
-
-        _replace_everywhere(ask, ask_for_fork)
+            MODULE2PACKAGE[module] = fork
     return None
 
 

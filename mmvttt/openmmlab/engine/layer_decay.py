@@ -15,6 +15,7 @@ from mmvttt.arguments import check_config, check_number
 from mmvttt.errors import OptionError
 
 from ..registry import OPTIM_WRAPPER_CONSTRUCTORS
+from ..unwrap import backbones_of
 
 _MULTIPLIERS = (
     'bias_lr_mult',
@@ -161,16 +162,15 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
 def _backbones(model: nn.Module) -> dict[str, nn.Module]:
     """The outermost backbones with `get_layer_depth`, by their parameters' prefix."""
-    named = [(n, m) for n, m in model.named_modules() if n.rpartition('.')[2] == 'backbone']
-    outermost: dict[str, nn.Module] = {}
-    for name, module in named:
-        if hasattr(module, 'get_layer_depth') and not any(name.startswith(p) for p in outermost):
-            outermost[f'{name}.'] = module
-    if outermost:
-        return outermost
+    if with_layers := backbones_of(model, 'get_layer_depth'):
+        return {f'{name}.': module for name, module in with_layers.items()}
+    named = backbones_of(model)
     if not named and hasattr(model, 'get_layer_depth'):
         return {'': model}
-    what = ', '.join(f'{name} ({type(m).__name__})' for name, m in named) or type(model).__name__
+    what = (
+        ', '.join(f'{name} ({type(m).__name__})' for name, m in named.items())
+        or type(model).__name__
+    )
     raise OptionError(
         f'layer-wise learning rates need get_layer_depth(param_name, prefix), which {what} does '
         'not have. Use a backbone of mmvttt (mmvttt.Vittt, mmvttt.ViTAdapter), add the method, or '

@@ -70,15 +70,10 @@ class AnomalyHook(Hook):
         model = bare_model(runner.model)
         self._handle = model.register_forward_hook(self._check, with_kwargs=True)
 
-    def before_train_iter(self, runner: Runner, batch_idx: int, *_: Any, **__: Any) -> None:
-        """Formats the step as the log does."""
+    def before_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
+        """Notes the step."""
         # Not the runner itself: copying the model copies its hooks and everything that they hold.
-        total = f'[{runner.iter + 1}/{runner.max_iters}]'
-        if runner.log_processor.by_epoch:
-            size = len(runner.train_dataloader)
-            self._text = f'Epoch(train) [{runner.epoch + 1}][{batch_idx + 1}/{size}], step {total}'
-        else:
-            self._text = f'Iter(train) {total}'
+        self._text = f'step {runner.iter + 1} of {runner.max_iters}'
 
     def after_train(self, runner: Runner) -> None:
         """Checks a last time, and removes the hook."""

@@ -16,6 +16,7 @@ from mmvttt.arguments import check_config
 from mmvttt.deploy.compile import blocks_of, compile_blocks, compiling
 from mmvttt.errors import first_line
 from mmvttt.openmmlab.registry import HOOKS
+from mmvttt.openmmlab.unwrap import backbones_of
 
 
 def missing_compiler(device: torch.device) -> str | None:
@@ -32,16 +33,6 @@ def missing_compiler(device: torch.device) -> str | None:
     except Exception as error:  # no Triton, no C compiler, no headers of Python
         return f'Triton cannot start ({type(error).__name__}: {first_line(error)})'
     return None
-
-
-def _backbones_of(model: nn.Module) -> list[nn.Module]:
-    """Modules named `backbone` that are in no other, as a student's and its teacher's."""
-    outermost: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        inside = any(name.startswith(f'{outer}.') for outer in outermost)
-        if name.split('.')[-1] == 'backbone' and not inside:
-            outermost[name] = module
-    return list(outermost.values())
 
 
 @HOOKS.register_module()
@@ -87,7 +78,7 @@ class CompileHook(Hook):
         if not self.required and not blocks_of(runner.model, self.blocks):
             runner.logger.info('torch.compile: the model has no blocks to compile')
             return
-        whole = [m for m in _backbones_of(runner.model) if blocks_of(m, self.blocks)]
+        whole = [m for m in backbones_of(runner.model).values() if blocks_of(m, self.blocks)]
         options = self.options | {'whole': bool(whole) and self.options.get('whole', False)}
         models = whole if options['whole'] else [runner.model]
         compiled = [m for x in models for m in compile_blocks(x, self.blocks, **options)]
