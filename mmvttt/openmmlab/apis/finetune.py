@@ -244,7 +244,8 @@ def _config(
         backbone = dict(type='Pretrained', checkpoint=weights, prefix='backbone.')
         model.append(f'model.backbone.init_cfg = {backbone}')
         weights = None
-        if min(min(picture_size(picture.path)) for picture in data.train) >= 2 * size:
+        side = min(min(picture_size(picture.path)) for picture in data.train)
+        if isinstance(size, int) and side >= 2 * size:
             size *= 4
             model.append('model.backbone.update(img_size=size, patch_size=16)')
     return _CONFIG.format(
