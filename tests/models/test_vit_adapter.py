@@ -6,15 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from mmvttt.models.adapters import ViTAdapter
 from mmvttt.models.adapters.deformable_attention import DeformableAttention, Level, SamplingGrid
 from mmvttt.models.adapters.vit_adapter import _resize
 from mmvttt.models.backbones import ViT3
 from ttt_kernels import deform_attn
-
-from .building import build as build_model
 
 STRIDES = (4, 8, 16, 32)
 ARCH = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=48)
@@ -58,45 +55,18 @@ def image(height=64, width=96, batch=2):
 
 
 @pytest.mark.parametrize(
-    ('arch', 'millions', 'heads', 'ratio', 'drop_path'),
-    [('tiny', 9, 6, 1.0, 0.1), ('small', 32, 6, 1.0, 0.2), ('base', 115, 12, 0.5, 0.3)],
+    ('arch', 'heads', 'ratio', 'drop_path'),
+    [('tiny', 6, 1.0, 0.1), ('small', 6, 1.0, 0.2), ('base', 12, 0.5, 0.3)],
 )
-def test_vittt_with_adapter(arch, millions, heads, ratio, drop_path):
-    """Parameters of vision-ttt Tab. 2, and the defaults by width."""
+def test_defaults_by_width(arch, heads, ratio, drop_path):
     with torch.device('meta'):
-        backbone = dict(type='mmvttt.Vittt', arch=arch)
-        model = build_model(dict(type='mmvttt.ViTAdapter', backbone=backbone))
-    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == millions
+        model = ViTAdapter(dict(type='mmvttt.Vittt', arch=arch))
     assert model.interaction_indexes == [(0, 2), (3, 5), (6, 8), (9, 11)]
     extractor = model.interactions[0].extractors[0]
     assert extractor.attention.num_heads == heads
     assert extractor.attention.value_proj.out_features == model.embed_dims * ratio
     assert extractor.drop_path.drop_prob == drop_path
     assert [len(i.extractors) for i in model.interactions] == [1, 1, 1, 3]
-
-
-# vision-ttt Tab. 2, multiply-accumulates of backbone and adapter (printed: 74.3/206.3/646.7 and
-# 17.8/50.3/157.7). "1333 × 800" is what the detector pads it to, a multiple of 32. Norms, resizing
-# and activations are not counted here, and the paper does not say which it counts: 1 %, and 2 % for
-# T at 512², which does not fit the paper's own other figures.
-@pytest.mark.parametrize(
-    ('arch', 'height', 'width', 'giga', 'tolerance'),
-    [
-        ('tiny', 800, 1344, 74.3, 0.01),
-        ('tiny', 512, 512, 17.8, 0.02),
-        ('small', 512, 512, 50.3, 0.01),
-        ('base', 512, 512, 157.7, 0.01),
-    ],
-)
-def test_flops(arch, height, width, giga, tolerance):
-    with torch.device('meta'):
-        model = ViTAdapter(dict(type='mmvttt.Vittt', arch=arch), norm_layer=dict(type='BN')).eval()
-        x = torch.empty(1, 3, height, width)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(x)
-    counted = {str(op) for op in counter.get_flop_counts()['Global']}
-    assert {'ttt_kernels.ttt_linear', 'ttt_kernels.deform_attn'} <= counted
-    assert counter.get_total_flops() / 2e9 == pytest.approx(giga, rel=tolerance)
 
 
 @pytest.mark.parametrize('out_indices', [(0,), (3,), (1, 3), (3, 0)])

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.models.backbones.vittt import CLASS_TOKENS, DESIGN_ROUTE, POOLING, Vittt, VitttBlock
@@ -23,32 +22,6 @@ REDUCED = dict(embed_dims=64, num_layers=3, num_heads=2, feedforward_channels=96
 def reduced(**kwargs) -> Vittt:
     torch.manual_seed(0)
     return Vittt(REDUCED, img_size=64, **kwargs)
-
-
-@pytest.mark.parametrize(
-    ('design', 'params', 'flops'),
-    [
-        ('ttt_layer', 5.87, 1.14),
-        ('share_qk', 5.43, 1.07),
-        ('gating', 5.89, 1.15),
-        ('conv1d', 5.90, 1.16),
-        ('dual', 6.96, 1.42),
-        ('conv2d', 6.98, 1.44),
-    ],
-)
-def test_design_route_of_tab_3(design: str, params: float, flops: float) -> None:
-    """Millions, and 10⁹ multiply-accumulates, with the linear head of Eq. 10."""
-    with torch.device('meta'):
-        model = Vittt('tiny', design=design)
-        with FlopCounterMode(display=False) as counter:
-            model(torch.empty(1, 3, 224, 224))
-    head = model.embed_dims * 1000
-    assert round((sum(p.numel() for p in model.parameters()) + head + 1000) / 1e6, 2) == params
-    # The paper's figures turn out to leave the patch embedding out. The table is not
-    # self-consistent (one shared D×D projection is 0.087G, 0.07G is printed).
-    patches = 14 * 14 * model.patch_embed.proj.weight.numel()
-    counted = counter.get_total_flops() / 2e9 + (head - patches) / 1e9
-    assert counted == pytest.approx(flops, abs=0.02)
 
 
 @pytest.mark.parametrize('design', DESIGN_ROUTE)
