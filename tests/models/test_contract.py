@@ -312,20 +312,11 @@ def test_parameters_are_read_in_the_module_that_owns_them(name: str, options: di
         assert all(torch.equal(*pair) for pair in zip(model(image), expected, strict=True))
 
 
-ONE_BLOCK = dict(arch=dict(PLAIN, num_layers=1))
-SHALLOW = {
-    **dict.fromkeys(OWN[:3], ONE_BLOCK),
-    'TimmViT': dict(model_options=dict(embed_dim=64, depth=1, num_heads=2)),
-    'HViT3': dict(arch=dict(embed_dims=(16, 32), depths=(1, 1), num_heads=(1, 2))),
-    'ViTAdapter': dict(backbone=dict(type='mmvttt.Vittt', **ONE_BLOCK)),
-}
-
-
 @pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning', 'ignore::DeprecationWarning')
 @every_backbone
 def test_a_traced_model_computes_the_same(name: str) -> None:
     """torch.jit.trace, and the counters of FLOPs that look at a model through it."""
-    model = build(name, **SHALLOW[name]).eval()
+    model = build(name).eval()
     image = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
         traced = torch.jit.trace(model, torch.randn(1, 3, 64, 96), check_trace=False)

@@ -29,6 +29,7 @@ from .building import shaken
 
 SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
 VIT, ROTARY = 'vit_tiny_patch16_224', 'vit_small_patch16_dinov3'
+BEIT = 'beit_base_patch16_224'
 # Models that take images of one size.
 FIXED: dict = dict(dynamic_img_size=None, img_size=(48, 80))
 # One of each kind, in a reduced size: name in timm → options.
@@ -48,7 +49,7 @@ MODELS: dict[str, dict] = {
     'beit3_base_patch16_224': {},
     'vit_small_patch16_18x2_224': {},
     'vit_huge_patch16_sapiens2': dict(num_heads=4, num_kv_heads=2),
-    'beit_base_patch16_224': FIXED,
+    BEIT: FIXED,
     'beitv2_base_patch16_224': FIXED,
     'vit_relpos_small_patch16_224': FIXED,
     'vit_relpos_small_patch16_rpn_224': FIXED,
@@ -320,10 +321,15 @@ def test_the_whole_registry() -> None:
     assert len(timm.list_models(exclude_filters='linear_vit')) - len(refused) >= 308
 
 
-def changed(change: Callable[[nn.Module], object]) -> nn.Module:
-    model = build(VIT)
+def changed(change: Callable[[nn.Module], object], name: str = VIT) -> nn.Module:
+    model = build(name)
     change(model)
     return model
+
+
+def without_sizes(model: nn.Module) -> None:
+    """A block that takes tokens only."""
+    model.blocks[1] = nn.Identity()
 
 
 def meta(name: str) -> nn.Module:
@@ -345,6 +351,8 @@ BAD: list[tuple[Callable[[], Any], dict, str]] = [
     (lambda: build('vit_srelpos_small_patch16_224'), dict(where=[0]), r'\(shared_rel_pos\)'),
     (lambda: changed(lambda m: setattr(m, 'forward_features', method)), {}, 'was set on this mod'),
     (lambda: changed(lambda m: setattr(m.blocks[1].attn, 'head_dim', 15)), {}, 'into 2 heads'),
+    (lambda: changed(without_sizes), {}, r'blocks\.1 is a Identity .* not take attn_mask'),
+    (lambda: changed(without_sizes, BEIT), {}, r'does not take shared_rel_pos_bias, by'),
     # Of an unknown class, of unknown attentions in its blocks, of stages without attention.
     (lambda: meta('samvit_base_patch16'), {}, 'VisionTransformerSAM cannot be linearized'),
     (lambda: meta('vit_dlittle_patch16_reg1_gap_256'), {}, 'DiffAttention|has no attention that'),

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from mmvttt.models.linearize import linearize
 
 from .building import shaken
-from .test_linearize import MODELS, ROTARY, SOURCES, VIT, noise, outputs
+from .test_linearize import BEIT, MODELS, ROTARY, SOURCES, VIT, noise, outputs
 
 SMALL = dict(depth=2, embed_dim=32, num_heads=2)
 # Equally many patches.
@@ -125,7 +125,7 @@ def output(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         return outputs(model, inputs)[0]
 
 
-THREADED = (VIT, ROTARY, 'beit_base_patch16_224', 'vit_relpos_small_patch16_224')
+THREADED = (VIT, ROTARY, BEIT, 'vit_relpos_small_patch16_224')
 
 
 @pytest.mark.parametrize('partly', [False, True])
@@ -192,18 +192,3 @@ def test_a_model_with_a_forward_pass_of_its_own(walks: bool) -> None:
     own.load_state_dict(model.state_dict())
     expected = model.forward_features(image(WIDE))
     assert torch.equal(own.eval().forward_features(image(WIDE)), 2 * expected)
-
-
-def test_a_block_that_takes_no_size_is_refused() -> None:
-    class Wrap(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x
-
-    for name, argument in (
-        (VIT, 'attn_mask'),
-        ('beit_base_patch16_224', 'shared_rel_pos_bias'),
-    ):
-        model = timm.create_model(name, embed_dim=48, depth=2, num_heads=3)
-        model.blocks[1] = Wrap()
-        with pytest.raises(ValueError, match=rf'blocks\.1 is a Wrap .* not take {argument}, by'):
-            linearize(model)

@@ -19,13 +19,6 @@ diffusers = pytest.importorskip('diffusers', reason='the extra `gen` is not inst
 saved = pytest.importorskip('mmvttt.models.linearize.saved')
 DiT, Flux = diffusers.DiTTransformer2DModel, diffusers.FluxTransformer2DModel
 
-# dit5 names all attentions; SD3's have no window.
-RECIPES = {
-    'DiT': ('dit5', {}),
-    'SD3': ('dit5', dict(neighborhood=None)),
-    'PixArt': ('dit5', {}),
-    'Flux': ('dit5', dict(neighborhood=None)),
-}
 SMALL = dict(num_attention_heads=2, attention_head_dim=16)
 JOINT = dict(SMALL, joint_attention_dim=24, pooled_projection_dim=20)
 CONFIGS: dict[str, tuple[type, dict]] = {
@@ -73,36 +66,21 @@ def inputs(name: str, h: int = 12, w: int = 20) -> dict[str, torch.Tensor]:
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=g, dtype=torch.float64)
 
+    text = dict(encoder_hidden_states=noise(2, 7, 24), pooled_projections=noise(2, 20))
+    time = dict(timestep=torch.tensor([3, 700]))
     if name == 'DiT':
         # Square: what diffusers makes of the tokens is.
-        return dict(
-            hidden_states=noise(2, 4, 8, 8),
-            timestep=torch.tensor([3, 700]),
-            class_labels=torch.tensor([1, 4]),
-        )
+        return dict(hidden_states=noise(2, 4, 8, 8), **time, class_labels=torch.tensor([1, 4]))
     if name == 'PixArt':
-        return dict(
-            hidden_states=noise(2, 4, h, w),
-            encoder_hidden_states=noise(2, 7, 24),
-            timestep=torch.tensor([3, 700]),
-            added_cond_kwargs=dict(resolution=None, aspect_ratio=None),
-        )
+        del text['pooled_projections']
+        sizes = dict(resolution=None, aspect_ratio=None)
+        return dict(hidden_states=noise(2, 4, h, w), **text, **time, added_cond_kwargs=sizes)
     if name == 'Flux':
         h, w = h // 4, w // 4
-        return dict(
-            hidden_states=noise(2, h * w, 4),
-            encoder_hidden_states=noise(2, 7, 24),
-            pooled_projections=noise(2, 20),
-            timestep=torch.tensor([0.3, 0.7], dtype=torch.float64),
-            img_ids=map_ids(h, w),
-            txt_ids=torch.zeros(7, 3),
-        )
-    return dict(
-        hidden_states=noise(2, 16, h, w),
-        encoder_hidden_states=noise(2, 7, 24),
-        pooled_projections=noise(2, 20),
-        timestep=torch.tensor([3, 700]),
-    )
+        time = dict(timestep=torch.tensor([0.3, 0.7], dtype=torch.float64))
+        ids = dict(img_ids=map_ids(h, w), txt_ids=torch.zeros(7, 3))
+        return dict(hidden_states=noise(2, h * w, 4), **text, **time, **ids)
+    return dict(hidden_states=noise(2, 16, h, w), **text, **time)
 
 
 def numbered(name: str, model: nn.Module, number: int) -> dict[str, torch.Tensor]:
@@ -117,9 +95,10 @@ each = pytest.mark.parametrize('name', CONFIGS)
 
 @each
 def test_saved_and_loaded_by_diffusers(name: str, tmp_path: Path, caplog) -> None:
-    where, options = RECIPES[name]
+    # dit5 names all attentions; joint ones have no window.
+    options = dict(neighborhood=None) if name in ('SD3', 'Flux') else {}
     model = build(name)
-    linearize(model, where, **options)
+    linearize(model, 'dit5', **options)
     model.save_pretrained(tmp_path)
     with caplog.at_level(logging.WARNING, 'diffusers'):
         loaded = LOADERS[name].from_pretrained(tmp_path, torch_dtype=torch.float64)
