@@ -10,24 +10,24 @@ from .building import build
 
 ARCH = dict(embed_dims=64, num_layers=1, num_heads=2, feedforward_channels=64)
 STAGES = dict(embed_dims=(64, 64), depths=(1, 1), num_heads=(2, 2))
-VITTT = dict(type='mmvttt.Vittt', arch=ARCH)
-VIT3 = dict(type='mmvttt.ViT3', arch=ARCH)
 REFERENCE = dict(backend='reference')
 # Models, and the options by which all of their ops run the reference.
 MODELS = {
-    'Vittt': (VITTT, dict(mixer=REFERENCE)),
-    'ViT3': (VIT3, dict(mixer=REFERENCE)),
-    'HViT3': (dict(type='mmvttt.HViT3', arch=STAGES), dict(mixer=REFERENCE)),
-    'T5': (dict(type='mmvttt.T5', arch=ARCH), dict(mixer=REFERENCE)),
     **{
-        inner: (
-            VIT3 | dict(mixer=dict(type='TTTMixer', inner=inner)),
-            dict(mixer=dict(type='TTTMixer', inner=inner, **REFERENCE)),
-        )
+        kind: (dict(type=kind, arch=arch), dict(mixer=REFERENCE))
+        for kind, arch in (('Vittt', ARCH), ('ViT3', ARCH), ('HViT3', STAGES), ('T5', ARCH))
+    },
+    **{
+        inner: (dict(type='ViT3', arch=ARCH, mixer=mixer), dict(mixer=mixer | REFERENCE))
         for inner in ('GatedFC', 'DWConv', 'MLP')
+        for mixer in [dict(type='TTTMixer', inner=inner)]
     },
     'ViTAdapter': (
-        dict(type='mmvttt.ViTAdapter', norm_layer='BN', backbone=VITTT | dict(mixer=REFERENCE)),
+        dict(
+            type='ViTAdapter',
+            norm_layer='BN',
+            backbone=dict(type='Vittt', arch=ARCH, mixer=REFERENCE),
+        ),
         dict(deform_backend='reference'),
     ),
 }

@@ -3,15 +3,15 @@
 import inspect
 import json
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
 from itertools import product
 
 import pytest
 import timm
-import torch
 
 import mmvttt
 import mmvttt.models.timm
+from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.models import build
 from mmvttt.models.layers.inner_models import INNER_MODELS
 from mmvttt.models.layers.inner_options import InnerOptions
@@ -48,48 +48,41 @@ def test_no_option_of_a_file_reaches_the_resolver(option, resolver):
     assert resolver == []
 
 
-def _timm_folder(folder):
-    torch.manual_seed(0)
+def timm_folder(folder):
     model = timm.create_model('vit_tiny_patch16_224', **SMALL)
     mmvttt.linearize(model)
     save_pretrained(model, folder)
     return partial(timm.create_model, f'local-dir:{folder}', pretrained=True)
 
 
-def _timm_vit(folder):
-    from mmvttt.checkpoints.load import load_pretrained
-
-    _timm_folder(folder)
+def timm_vit(folder):
+    timm_folder(folder)
     options = {name: SMALL[name] for name in ('depth', 'embed_dim', 'num_heads')}
     model = mmvttt.TimmViT('vit_tiny_patch16_224', {}, options, img_size=32)
     return partial(load_pretrained, model, str(folder))
 
 
-def _diffusers_folder(folder):
-    diffusers = pytest.importorskip('diffusers')
-    from mmvttt.models.linearize.saved import DiTTransformer2DModel
-
+def diffusers_folder(folder):
+    saved = pytest.importorskip('mmvttt.models.linearize.saved')
     options = dict(num_attention_heads=2, attention_head_dim=8, num_layers=1, sample_size=8)
-    model = diffusers.DiTTransformer2DModel(in_channels=1, num_embeds_ada_norm=10, **options)
+    model = saved.diffusers.DiTTransformer2DModel(in_channels=1, num_embeds_ada_norm=10, **options)
     mmvttt.linearize(model)
     model.save_pretrained(folder)
-    return partial(DiTTransformer2DModel.from_pretrained, folder)
+    return partial(saved.DiTTransformer2DModel.from_pretrained, folder)
 
 
-def _dit3_folder(folder):
-    pytest.importorskip('diffusers')
-    from mmvttt.models.generation.dit3 import DIT5, DiT3
-
+def dit3_folder(folder):
+    dit3 = pytest.importorskip('mmvttt.models.generation.dit3')
     arch = dict(embed_dims=32, num_layers=1, num_heads=2)
-    DiT3(**DIT5 | dict(arch=arch, in_channels=1)).save_pretrained(folder)
-    return partial(DiT3.from_pretrained, folder)
+    dit3.DiT3(**dit3.DIT5 | dict(arch=arch, in_channels=1)).save_pretrained(folder)
+    return partial(dit3.DiT3.from_pretrained, folder)
 
 
 FOLDERS = {
-    _timm_folder: ('model_args', 'linearize'),
-    _timm_vit: ('model_args', 'linearize'),
-    _diffusers_folder: ('linearize',),
-    _dit3_folder: ('mixer',),
+    timm_folder: ('model_args', 'linearize'),
+    timm_vit: ('model_args', 'linearize'),
+    diffusers_folder: ('linearize',),
+    dit3_folder: ('mixer',),
 }
 
 
@@ -97,17 +90,14 @@ FOLDERS = {
 def test_a_folder_names_our_parts_only(make, tmp_path, resolver):
     load = make(tmp_path)
     load()
-    written = (tmp_path / 'config.json').read_text()
-    for option in ('inner', 'loss', 'key_norm'):
-        for evil in EVIL:
-            config = json.loads(written)
-            part = config
-            for key in FOLDERS[make]:
-                part = part[key]
-            part[option] = evil
-            (tmp_path / 'config.json').write_text(json.dumps(config))
-            with pytest.raises((ValueError, OSError), match='may only name'):
-                load()
+    path = tmp_path / 'config.json'
+    written = path.read_text()
+    for option, evil in product(('inner', 'loss', 'key_norm'), EVIL):
+        config = json.loads(written)
+        reduce(dict.__getitem__, FOLDERS[make], config)[option] = evil
+        path.write_text(json.dumps(config))
+        with pytest.raises((ValueError, OSError), match='may only name'):
+            load()
     assert resolver == []
 
 
@@ -115,7 +105,7 @@ def test_a_folder_names_our_parts_only(make, tmp_path, resolver):
     'args', [dict(source='local-dir:/tmp'), dict(source='hf-hub:a/b'), dict(checkpoint_path='a')]
 )
 def test_a_folder_names_no_other_source(args, tmp_path):
-    load = _timm_folder(tmp_path)
+    load = timm_folder(tmp_path)
     path = tmp_path / 'config.json'
     config = json.loads(path.read_text())
     config['model_args'] |= args
