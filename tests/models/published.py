@@ -47,20 +47,25 @@ def batch_norm_shapes(name: str, channels: int) -> dict[str, tuple[int, ...]]:
     return with_biases({name: (channels,)}) | statistics | {f'{name}.num_batches_tracked': ()}
 
 
-def block_shapes(name: str, c: int, heads: int, dwc: bool) -> dict[str, tuple[int, ...]]:
+def block_shapes(
+    name: str, c: int, heads: int, hidden: int, dwc: bool = False, t5: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """A block of ViT³, with `dwc` of H-ViT³, or with `t5` of T⁵ with SwiGLU and convolutions."""
     d = c // heads
+    extra = 0 if t5 else d
     layers: dict[str, tuple[int, ...]] = {
-        'cpe': (c, 1, 3, 3),
+        **dict.fromkeys(('attn.q_conv2d', 'attn.k_conv2d') if t5 else ('cpe',), (c, 1, 3, 3)),
         'norm1': (c,),
-        'attn.qkv': (3 * c + 3 * d, c),
-        'attn.proj': (c, c + d),
+        'attn.qkv': (3 * (c + extra), c),
+        'attn.proj': (c, c + extra),
         'norm2': (c,),
-        'mlp.fc1': (4 * c, c),
-        'mlp.fc2': (c, 4 * c),
+        'mlp.fc1': (hidden, c),
+        'mlp.fc2': (c, hidden),
     }
     if dwc:
-        layers['mlp.dwc'] = (4 * c, 1, 3, 3)
-    inner = {'attn.w1': (1, heads, d, d), 'attn.w2': (1, heads, d, d), 'attn.w3': (d, 1, 3, 3)}
+        layers['mlp.dwc'] = (hidden, 1, 3, 3)
+    last = (1, heads, d, d) if t5 else (d, 1, 3, 3)
+    inner = {'attn.w1': (1, heads, d, d), 'attn.w2': (1, heads, d, d), 'attn.w3': last}
     return {f'{name}.{part}': shape for part, shape in (with_biases(layers) | inner).items()}
 
 
@@ -68,7 +73,7 @@ def plain_shapes(channels: int, depth: int, heads: int, classes: int) -> dict:
     around = {'patch_embed.proj': (channels, 3, 16, 16), 'norm': (channels,)}
     shapes = with_biases(around | {'head': (classes, channels)})
     for i in range(depth):
-        shapes |= block_shapes(f'blocks.{i}', channels, heads, dwc=False)
+        shapes |= block_shapes(f'blocks.{i}', channels, heads, 4 * channels)
     return shapes
 
 
@@ -83,7 +88,8 @@ def hierarchical_shapes(
         shapes |= batch_norm_shapes(f'patch_embed.conv.{i}.norm', outputs)
     for s, (channels, depth) in enumerate(zip(dims, depths, strict=True)):
         for i in range(depth):
-            shapes |= block_shapes(f'layers.{s}.blocks.{i}', channels, heads[s], dwc=True)
+            name = f'layers.{s}.blocks.{i}'
+            shapes |= block_shapes(name, channels, heads[s], 4 * channels, dwc=True)
         if s < len(dims) - 1:
             down, after = f'layers.{s}.downsample.conv', dims[s + 1]
             convs = [(4 * after, channels, 1, 1), (4 * after, 1, 3, 3), (after, 4 * after, 1, 1)]
@@ -256,19 +262,12 @@ def t5_weights(
     channels: int, depth: int, heads: int, hidden: int, rows: int, classes: int = 5
 ) -> Weights:
     """T⁵ with SwiGLU and convolutions."""
-    d = channels // heads
-    layers = {'patch_embed.proj': (channels, 3, 16, 16), 'norm': (channels,)}
-    layers['head'] = (classes, channels)
-    shapes: dict[str, tuple[int, ...]] = {'pos_embed': (1, rows, channels)}
+    around = {'patch_embed.proj': (channels, 3, 16, 16), 'norm': (channels,)}
+    shapes = with_biases(around | {'head': (classes, channels)})
+    shapes['pos_embed'] = (1, rows, channels)
     for i in range(depth):
-        name = f'blocks.{i}'
-        layers |= {f'{name}.norm1': (channels,), f'{name}.norm2': (channels,)}
-        layers |= {f'{name}.attn.qkv': (3 * channels, channels)}
-        layers |= {f'{name}.attn.proj': (channels, channels)}
-        layers |= {f'{name}.mlp.fc1': (hidden, channels), f'{name}.mlp.fc2': (channels, hidden)}
-        layers |= {f'{name}.attn.{side}_conv2d': (channels, 1, 3, 3) for side in 'qk'}
-        shapes |= {f'{name}.attn.w{j}': (1, heads, d, d) for j in (1, 2, 3)}
-    return random_weights(shapes | with_biases(layers))
+        shapes |= block_shapes(f'blocks.{i}', channels, heads, hidden, t5=True)
+    return random_weights(shapes)
 
 
 def t5_logits(w: Weights, image: Tensor, depth: int, heads: int) -> Tensor:

@@ -2,32 +2,11 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed
 
-from mmvttt.models.layers.conv import CausalConv1d
 from mmvttt.models.layers.drop_path import DropPath
 from mmvttt.models.layers.embedding import PatchEmbed, resize_positions
 from mmvttt.models.layers.neighborhood import _block_mask
-
-
-@pytest.mark.parametrize('tokens', [1, 3, 17])
-@pytest.mark.parametrize(
-    'directions', [('forward',), ('backward',), ('forward', 'backward'), ('backward', 'forward')]
-)
-def test_causal_conv_is_a_conv1d_in_each_direction(tokens: int, directions: tuple) -> None:
-    torch.manual_seed(0)
-    conv = CausalConv1d(6, 4, directions).double()
-    x = torch.randn(2, tokens, len(directions), 6, dtype=torch.float64)
-    y = conv(x)
-    for r, direction in enumerate(directions):
-        scan = x[:, :, r].flip(1) if direction == 'backward' else x[:, :, r]
-        expected = F.conv1d(
-            F.pad(scan.transpose(1, 2), (3, 0)), conv.weight[r, :, None], groups=6
-        ).transpose(1, 2)
-        if direction == 'backward':
-            expected = expected.flip(1)
-        torch.testing.assert_close(y[:, :, r], expected)
 
 
 def test_a_mask_made_in_inference_mode_serves_a_later_training() -> None:
