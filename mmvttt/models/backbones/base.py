@@ -273,12 +273,13 @@ class PlainBackbone(nn.Module):
         """Sets the mode, but keeps frozen parts in evaluation mode and without gradients."""
         super().train(mode)
         if self.frozen_stages >= 0:
-            frozen = [self.patch_embed, *self.blocks[: self.frozen_stages]]
+            # As in `get_layer_depth`, all else belongs to the embedding.
+            frozen = [m for name, m in self.named_children() if name not in ('blocks', 'norm')]
+            frozen += self.blocks[: self.frozen_stages]
             if self.frozen_stages == self.num_layers:
                 frozen.append(self.norm)
             for module in frozen:
                 module.eval().requires_grad_(False)
-            # The position embedding and the class tokens belong to the embedding.
             for parameter in self.parameters(recurse=False):
                 parameter.requires_grad_(False)
         return self

@@ -200,15 +200,6 @@ class TimmViT(PlainBackbone):
             return x[:, 0]
         return super().to_output(x[:, self.num_prefix_tokens :], hw)
 
-    def train(self, mode: bool = True) -> 'TimmViT':
-        """Sets the mode, but keeps frozen parts in evaluation mode and without gradients."""
-        super().train(mode)
-        if self.frozen_stages >= 0:
-            for module in (self.norm_pre, self.rope):
-                if module is not None:
-                    module.eval().requires_grad_(False)
-        return self
-
     @torch.no_grad()
     def to_timm(self) -> nn.Module:
         """A copy as a timm model without a head, linearized if this one is."""
