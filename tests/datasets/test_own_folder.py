@@ -152,10 +152,11 @@ def test_label_maps(images: str, maps: str, suffix: str, tmp_path: Path) -> None
     text(root / 'classes.txt', 'soil\ncrop\nweed\n')
     assert read_folder(root).classes == ('soil', 'crop', 'weed')
     arguments = dict(write_lists(data, tmp_path))['val']
-    assert Path(arguments['ann_file']).read_text().split() == ['a', 'b']
-    for key, wanted in (('img_path', images), ('seg_map_path', maps)):
-        assert arguments['data_prefix'][key] == wanted.format(part='val')
-    assert (arguments['img_suffix'], arguments['seg_map_suffix']) == ('.jpg', f'{suffix}.png')
+    names = Path(arguments['ann_file']).read_text().split()
+    assert names == [f'{images.format(part="val")}/{name}.jpg' for name in 'ab']
+    for name in names:
+        copy = Path(arguments['data_prefix']['seg_map_path'], f'{name}.png')
+        assert Image.open(copy).mode == 'L'
 
 
 @pytest.mark.parametrize('parts', [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -311,52 +312,39 @@ def picture_size(path: Path) -> tuple[int, int]:
 
 
 def write_lists(data: OwnFolder, out: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Writes the list of each part, for boxes and masks as COCO's JSON; yields its arguments."""
+    """Writes the list of each part, for boxes and masks as COCO's JSON; yields its arguments.
+
+    Label maps are copied, because mmsegmentation needs one folder with the pictures' names.
+    """
     for part, pictures in (('train', data.train), ('val', data.val)):
-        names = [picture.path.relative_to(data.root) for picture in pictures]
-        path = out / f'{part}.{"json" if data.task in ("boxes", "masks") else "txt"}'
-        arguments: dict[str, Any] = dict(ann_file=os.fspath(path))
-        if path.suffix == '.json':
-            path.write_text(json.dumps(_as_coco(data.classes, pictures, names)), encoding='utf-8')
-            yield part, arguments | dict(data_prefix=dict(img=''))
-            continue
+        names = [picture.path.relative_to(data.root).as_posix() for picture in pictures]
+        pairs = list(zip(names, pictures, strict=True))
+        path, text = out / f'{part}.txt', '\n'.join(names)
+        arguments: dict[str, Any] = dict(data_prefix='')
         if data.task == 'classes':
-            lines = [
-                f'{name.as_posix()} {data.classes.index(picture.target)}'
-                for name, picture in zip(names, pictures, strict=True)
-            ]
-            arguments['data_prefix'] = ''
+            text = '\n'.join(f'{name} {data.classes.index(p.target)}' for name, p in pairs)
+        elif data.task == 'maps':
+            maps = out / 'maps'
+            for name, picture in pairs:
+                (maps / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(picture.target, maps / f'{name}.png')
+            prefixes = dict(img_path='', seg_map_path=os.fspath(maps))
+            arguments = dict(data_prefix=prefixes, img_suffix='', seg_map_suffix='.png')
         else:
-            lines = [name.stem for name in names]
-            maps = [picture.target.relative_to(data.root) for picture in pictures]
-            kinds = {
-                (name.parent, name.suffix, map.parent, map.name.removeprefix(name.stem))
-                for name, map in zip(names, maps, strict=True)
-            }
-            if len(kinds) > 1:
-                raise DataError(
-                    f'the pictures of {part}, or their label maps, have several folders or '
-                    f'suffixes ({", ".join(sorted({str(Path(*kind[:2])) for kind in kinds}))}): '
-                    'put each kind into one folder'
-                )
-            folder, suffix, map_folder, map_suffix = kinds.pop()
-            arguments |= dict(
-                data_prefix=dict(img_path=str(folder), seg_map_path=str(map_folder)),
-                img_suffix=suffix,
-                seg_map_suffix=map_suffix,
-            )
-        path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
-        yield part, arguments
+            path, text = path.with_suffix('.json'), json.dumps(_as_coco(data.classes, pairs))
+            arguments = dict(data_prefix=dict(img=''))
+        path.write_text(text + '\n', encoding='utf-8')
+        yield part, arguments | dict(ann_file=os.fspath(path))
 
 
-def _as_coco(classes: Sequence[str], pictures: list[Picture], names: list[Path]) -> dict[str, Any]:
+def _as_coco(classes: Sequence[str], pairs: list[tuple[str, Picture]]) -> dict[str, Any]:
     numbers = {name: number for number, name in enumerate(classes, 1)}
     images: list[dict] = []
     annotations: list[dict] = []
-    for count, (picture, name) in enumerate(zip(pictures, names, strict=True), 1):
+    for count, (name, picture) in enumerate(pairs, 1):
         number = count if picture.id is None else picture.id
         height, width = picture.size
-        images.append(dict(id=number, file_name=name.as_posix(), height=height, width=width))
+        images.append(dict(id=number, file_name=name, height=height, width=width))
         for entry in picture.objects:
             ids = dict(image_id=number, category_id=numbers[entry['category']])
             if picture.id is None:
