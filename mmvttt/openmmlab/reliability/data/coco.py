@@ -91,12 +91,6 @@ def check_coco(
     sizes = {image['id']: (image['height'], image['width']) for image in images}
     names = {category['id']: category['name'] for category in categories}
     listed = _in_the_lists(annotations, names, sizes, findings)
-    sides = [max(ann['bbox']) for ann in annotations]
-    if sides and 0 < max(sides) <= 1:
-        findings.error(
-            'all boxes lie between 0 and 1: they are fractions of the picture, and COCO has '
-            'pixels; multiply x and width by its width, y and height by its height'
-        )
     whys = [_why_not_learned(ann, sizes[ann['image_id']], masks) for ann in listed]
     for ann, why in zip(listed, whys, strict=True) if masks else ():
         mask, size = ann.get('segmentation'), sizes[ann['image_id']]
@@ -352,33 +346,23 @@ def _runs(mask: Mapping[str, Any], size: tuple[int, int]) -> list[int] | None:
 def _check_conventions(
     annotations: Sequence[dict], sizes: Sizes, rle: bool, findings: Findings
 ) -> None:
-    """Reports boxes that are not around their mask: an error if most are not.
-
-    Without masks, areas tell corners, which one right box may do by chance.
-    """
+    """Reports boxes that are not around their mask: an error if most are not."""
     verdicts = [_is_around(ann, sizes[ann['image_id']], rle) for ann in annotations]
     most = verdicts.count(False) > verdicts.count(True)
     for ann, verdict in zip(annotations, verdicts, strict=True):
-        if verdict is False and (most or ann.get('segmentation')):
+        if verdict is False:
             (findings.error if most else findings.warn)(
-                'boxes that are not around their mask, or have not its area: COCO has (x, y, '
-                'width, height) in pixels, not corners, centres or fractions',
+                'boxes that are not around their mask: COCO has (x, y, width, height) in pixels, '
+                'not corners, centres or fractions',
                 _example(ann, 'bbox'),
             )
 
 
 def _is_around(ann: dict, size: tuple[int, int], rle: bool) -> bool | None:
-    """Whether a box is around its mask, or without one not of corners by its area, if decidable."""
+    """Whether a box is around its mask; None if it has none."""
     x, y, width, height = ann['bbox']
-    if min(width, height) <= 0:
-        return None
-    if not ann.get('segmentation'):
-        if not 0 < (area := ann['area']) < 1e308:
-            return None
-        corners = (width - x) * (height - y) if width > x and height > y else 0
-        return not abs(area - corners) <= 0.01 * area < abs(area - width * height)
-    bounds = _bounds(ann['segmentation'], size, rle)
-    if bounds is None:
+    bounds = _bounds(ann.get('segmentation'), size, rle)
+    if bounds is None or min(width, height) <= 0:
         return None
     left, top, right, bottom = bounds
     box = x, y, x + width, y + height
@@ -399,7 +383,7 @@ def _near(one: Sequence[float], other: Sequence[float], slack: float) -> bool:
 def _bounds(mask: Any, size: tuple[int, int], rle: bool) -> tuple[float, ...] | None:
     """(x1, y1, x2, y2) of polygons, or if asked for, of a mask in RLE; None if it has none."""
     if isinstance(mask, list):
-        if not all(map(_is_polygon, mask)) or not _is_mask(mask):
+        if not mask or not all(map(_is_polygon, mask)):
             return None
         xs, ys = ([n for polygon in mask for n in polygon[k::2]] for k in (0, 1))
         return min(xs), min(ys), max(xs), max(ys)
