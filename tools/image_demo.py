@@ -49,24 +49,25 @@ def main() -> None:
     with cli.plain_errors():
         from mmvttt.arguments import check_part
         from mmvttt.by_name import resolve
+        from mmvttt.errors import UsageError
 
         # Before the imports that take seconds.
         check_part('--score-thr', args.score_thr)
+        if args.save and not args.save.endswith(('.csv', '.json')):
+            raise UsageError(f'--save {args.save!r}: give a file that ends in .csv or .json')
         name, checkpoint = resolve(args.config, checkpoint)
         from mmvttt.checkpoints.sources import find_source
         from mmvttt.openmmlab.apis import predict
         from mmvttt.openmmlab.apis.inference import open_model
         from mmvttt.openmmlab.config import load_config
 
-        predict.require_table(args.save)
-        files = predict.find_images(images)
-        predict.drawn_files(files, args.out)
+        pairs = predict.drawings(predict.find_images(images), args.out)
         find_source(checkpoint)
         config = load_config(name, cfg_options=args.cfg_options, needed=('model',))
         device = 'cpu' if args.file else args.device or cli.default_device()
         predictor = open_model(config, checkpoint, device, args.amp, args.file)
         options = args.score_thr, args.save, args.tiles
-        for file, found, drawing in predict.predict_files(predictor, files, args.out, *options):
+        for file, found, drawing in predict.predict_files(predictor, pairs, *options):
             print(cli.printable(f'{file}: {found} → {drawing}'), flush=True)
         if args.save:
             print(f'wrote {Path(args.save)}')

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -14,7 +15,7 @@ from pycocotools.coco import COCO
 import mmvttt
 from mmvttt.errors import CheckpointMismatchError, DataError, UsageError
 from mmvttt.openmmlab.apis.inference import open_model
-from mmvttt.openmmlab.apis.predict import drawn_files, find_images, predict_files
+from mmvttt.openmmlab.apis.predict import drawings, find_images, predict_files
 from mmvttt.openmmlab.apis.prediction import Prediction
 
 from ..configs.reduced import build, reduce_model
@@ -207,8 +208,8 @@ def test_folders_patterns_and_videos_become_pictures_and_tables(
     writer.release()
     files = find_images([folder, folder / '*.jpg', folder / 'a'])
     assert [f.name for f in files] == ['b.jpg', 'c.mp4', 'b.jpg', 'a']
-    files = files[1:]
-    rows = list(predict_files(Seen(), files, tmp_path / 'out', save=tmp_path / 'all.json'))
+    pairs = drawings(files[1:], tmp_path / 'out')
+    rows = list(predict_files(Seen(), pairs, save=tmp_path / 'all.json'))
     assert [(f.name, drawing.name) for f, _, drawing in rows] == [
         ('c.mp4', 'c.mp4'), ('b.jpg', 'b.png'), ('a', 'a.png')
     ]  # fmt: skip
@@ -222,7 +223,7 @@ def test_folders_patterns_and_videos_become_pictures_and_tables(
     assert first['bbox'] == [10, 20, 20, 30]
     assert coco.annToMask(first).sum() == 15 * 16
     assert len(coco.loadRes(coco.dataset['annotations']).anns) == 15
-    list(predict_files(Seen(), files[2:], tmp_path / 'out', save=tmp_path / 'all.csv'))
+    list(predict_files(Seen(), pairs[2:], save=tmp_path / 'all.csv'))
     lines = (tmp_path / 'all.csv').read_text().splitlines()
     assert lines[0] == 'image,label,score,x1,y1,x2,y2'
     assert lines[3].endswith('a,bus,0.5,0.0,0.0,9.0,9.0')
@@ -231,8 +232,6 @@ def test_folders_patterns_and_videos_become_pictures_and_tables(
         (folder / 'notes.mp4').write_text('no video')
         with pytest.raises((UsageError, DataError)):
             find_images(wrong)
-    with pytest.raises(UsageError):
-        list(predict_files(Seen(), files, tmp_path / 'out', save='all.txt'))
 
 
 @pytest.mark.parametrize('channels', [1, 4])
@@ -265,16 +264,18 @@ def test_what_cannot_be_shown_is_refused() -> None:
             open_model(Config(config), 'w.pth')
 
 
-def test_no_image_is_written_over(image: Path, tmp_path: Path) -> None:
+def test_no_image_is_written_over(image: Path, tmp_path: Path, tools: Any) -> None:
     other, mine = tmp_path / 'a' / '0.jpg', tmp_path / 'out' / 'vis' / '0.jpg'
     for path in (other, mine):
         path.parent.mkdir(parents=True)
         path.write_bytes(image.read_bytes())
     with pytest.raises(UsageError):
-        drawn_files([mine], mine.parent)
+        drawings([mine], mine.parent)
     with pytest.raises(UsageError):
-        drawn_files([image, other], tmp_path / 'out')
+        drawings([image, other], tmp_path / 'out')
     assert mine.read_bytes() == image.read_bytes()
+    said = tools.error('image_demo.py', 'pedestrians', image, '--save', tmp_path / 'a.txt')
+    assert 'ends in .csv or .json' in said
 
 
 @pytest.mark.parametrize('damage', ['without a head', 'of other classes'])

@@ -13,7 +13,8 @@ from PIL import Image
 pytest.importorskip('mmengine')
 from mmvttt.errors import DataError, MissingDataError, UsageError
 from mmvttt.openmmlab.datasets import latents as module
-from mmvttt.openmmlab.datasets.latents import CachedLatents, ClassFolders, TinyDigits, cache_latents
+from mmvttt.openmmlab.datasets.digit_images import TinyDigits
+from mmvttt.openmmlab.datasets.latents import CachedLatents, ClassFolders, cache_latents
 
 from .small import small_vae
 
@@ -126,10 +127,6 @@ def moments(change):
     return lambda f: np.save(f / 'moments.npy', change(np.load(f / 'moments.npy')))
 
 
-def unfinished(notes: Path) -> None:
-    notes.write_text(json.dumps(json.loads(notes.read_text()) | {'done': 3}))
-
-
 @pytest.mark.parametrize(
     'damage',
     [
@@ -138,7 +135,6 @@ def unfinished(notes: Path) -> None:
         lambda folder: (folder / 'moments.npy').unlink(),
         lambda folder: (folder / 'moments.npy').write_bytes(b''),
         lambda folder: np.save(folder / 'class_labels.npy', np.zeros(6, np.int64)),
-        lambda folder: unfinished(folder / 'latents.json'),
         lambda folder: np.save(folder / 'class_labels.npy', np.array([object()] * 7)),
     ],
 )

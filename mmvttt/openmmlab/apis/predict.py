@@ -13,7 +13,6 @@ import cv2
 import numpy as np
 
 from mmvttt.analysis.tables import write_csv
-from mmvttt.arguments import check_part
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import UsageError
 from mmvttt.pictures import SUFFIXES, open_image
@@ -51,30 +50,30 @@ def find_images(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     return files
 
 
-def drawn_files(images: Sequence[Path], out: str | os.PathLike[str]) -> list[Path]:
-    """The file in a folder for the drawing of each image or video.
+def drawings(images: Sequence[Path], out: str | os.PathLike[str]) -> list[tuple[Path, Path]]:
+    """Pairs each image or video with the file in a folder for its drawing.
 
     Raises:
         UsageError: A drawing would be written over an image, or over another drawing.
     """
-    endings = ['.mp4' if image.suffix.lower() in VIDEOS else '.png' for image in images]
-    files = [Path(out) / f'{i.stem}{end}' for i, end in zip(images, endings, strict=True)]
-    for image, file in zip(images, files, strict=True):
+    pairs: dict[Path, Path] = {}
+    for image in images:
+        file = Path(out) / f'{image.stem}{".mp4" if image.suffix.lower() in VIDEOS else ".png"}'
         if image.resolve().parent == Path(out).resolve():
             raise UsageError(
                 f'the drawing would be written over {os.fspath(image)!r}: give another --out'
             )
-        if files.count(file) > 1:
+        if file in pairs:
             raise UsageError(
                 f'several images are called {file.stem!r}: show one at a time, with --out'
             )
-    return files
+        pairs[file] = image
+    return [(image, file) for file, image in pairs.items()]
 
 
 def predict_files(
     predictor: Predictor,
-    images: Sequence[Path],
-    out: str | os.PathLike[str],
+    images: Sequence[tuple[Path, Path]],
     score_thr: float = 0.5,
     save: str | os.PathLike[str] | None = None,
     tiles: int | None = None,
@@ -83,15 +82,12 @@ def predict_files(
 
     Args:
         predictor: The model.
-        images: Images and videos, see `find_images`.
-        out: The folder of the drawings.
+        images: Images and videos with the files for their drawings, see `drawings`.
         score_thr: Boxes with a lower score are left out.
         save: A `.csv` of all predictions, or for a detector a `.json` as COCO's annotations with
             scores, which annotation tools import.
         tiles: See `Predictor.predict`.
     """
-    check_part('score_thr', score_thr)
-    require_table(save)
     found: list[tuple[str, Prediction]] = []
 
     def predict(name: str, image: Any) -> Prediction:
@@ -100,7 +96,7 @@ def predict_files(
             found.append((name, prediction))
         return prediction
 
-    for image, file in zip(images, drawn_files(images, out), strict=True):
+    for image, file in images:
         if image.suffix.lower() in VIDEOS:
             count, writer = 0, None
             capture = cv2.VideoCapture(os.fspath(image))
@@ -124,12 +120,6 @@ def predict_files(
             yield image, repr(prediction) or 'nothing', file
     if save is not None:
         write_table(found, predictor.classes, save)
-
-
-def require_table(path: str | os.PathLike[str] | None) -> None:
-    """Raises a UsageError unless a file of predictions ends in .csv or .json."""
-    if path is not None and Path(path).suffix not in ('.csv', '.json'):
-        raise UsageError(f'--save {os.fspath(path)!r}: give a file that ends in .csv or .json')
 
 
 def write_table(

@@ -1,12 +1,48 @@
-"""scikit-learn's handwritten digits for the toolboxes' pipelines: a classifier in a minute."""
+"""scikit-learn's handwritten digits, as latents and for the toolboxes' pipelines."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from mmengine.dataset import BaseDataset
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from mmvttt.arguments import check_choice
 
 from ..registry import DATASETS
-from .latents import TinyDigits
+
+
+@DATASETS.register_module()
+class TinyDigits(Dataset):
+    """scikit-learn's 1797 handwritten digits, 8×8 and one channel in [−1, 1], as a set of latents.
+
+    Args:
+        split: 'train' (1437 images), or 'test' (the other 360).
+
+    Raises:
+        ValueError: There is no such split.
+    """
+
+    def __init__(self, split: str = 'train') -> None:
+        check_choice('split', split, ('train', 'test'))
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        order = np.random.default_rng(0).permutation(len(digits.target))
+        chosen = order[:1437] if split == 'train' else order[1437:]
+        self.metainfo = dict(classes=[str(digit) for digit in range(10)])
+        images = torch.from_numpy(digits.images[chosen]).float()
+        self.images = images[:, None] / 8 - 1
+        self.labels = torch.from_numpy(digits.target[chosen]).long()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """`latents`, `(1, 8, 8)`, and `class_labels`."""
+        return dict(latents=self.images[index], class_labels=self.labels[index])
 
 
 @DATASETS.register_module()

@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from mmvttt.arguments import check_choice
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import DataError, MissingDataError, UsageError
 from mmvttt.pictures import open_picture
@@ -60,9 +59,6 @@ class CachedLatents(Dataset):
                 'tools/cache_latents.py'
             )
         self.notes = json.loads((self.root / _NOTES).read_bytes())
-        if self.notes.get('done', len(self)) != len(self):
-            # As earlier versions left it.
-            raise DataError(f'the cache {str(self.root)!r} is not finished: make it again')
         self.metainfo = dict(classes=self.notes.get('classes', []))
         if conditions is None:
             conditions = sorted({path.stem for path in self.root.glob('*.npy')} - {'moments'})
@@ -106,37 +102,6 @@ class CachedLatents(Dataset):
             for name, row in rows.items()
         }
         return item | dict(latents=(latents - self.notes['shift']) * self.notes['scale'])
-
-
-@DATASETS.register_module()
-class TinyDigits(Dataset):
-    """scikit-learn's 1797 handwritten digits, 8×8 and one channel in [−1, 1], as a set of latents.
-
-    Args:
-        split: 'train' (1437 images), or 'test' (the other 360).
-
-    Raises:
-        ValueError: There is no such split.
-    """
-
-    def __init__(self, split: str = 'train') -> None:
-        check_choice('split', split, ('train', 'test'))
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        order = np.random.default_rng(0).permutation(len(digits.target))
-        chosen = order[:1437] if split == 'train' else order[1437:]
-        self.metainfo = dict(classes=[str(digit) for digit in range(10)])
-        images = torch.from_numpy(digits.images[chosen]).float()
-        self.images = images[:, None] / 8 - 1
-        self.labels = torch.from_numpy(digits.target[chosen]).long()
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """`latents`, `(1, 8, 8)`, and `class_labels`."""
-        return dict(latents=self.images[index], class_labels=self.labels[index])
 
 
 class ClassFolders(ImageFolder):

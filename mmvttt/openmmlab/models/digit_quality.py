@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from mmengine.evaluator import BaseMetric
 from torch import Tensor, nn
 
-from ..datasets.latents import TinyDigits
+from ..datasets.digit_images import TinyDigits
 from ..registry import METRICS
 
 _EPOCHS = 25

@@ -52,15 +52,6 @@ def load(boxes: Path, **changes: object) -> object:
     )
 
 
-def test_nothing_wrong(boxes: Path) -> None:
-    report = findings(boxes, coco(), images=True)
-    assert not report.errors + report.warnings
-    assert report.classes == CLASSES
-    account = ['  cat: 4 listed, 4 learned', '  dog: 4 listed, 4 learned', '  nothing wrong']
-    assert str(report).splitlines()[1:] == account
-    check_data(config(coco_dataset(boxes)))
-
-
 def test_files_that_cannot_be_read_are_named_if_they_are_read(boxes: Path) -> None:
     """A fault of a transform, with nothing wrong in the data, is told as it is."""
     load, annotations, *_ = coco_dataset(boxes)['pipeline']
