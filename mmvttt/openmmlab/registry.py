@@ -34,11 +34,6 @@ class OwnRegistry(root.Registry):
                 import_module(f'{__package__}.{self.on_demand[name]}')
         return super().get(key)
 
-    def names(self) -> list[str]:
-        """All registered names, including those on demand."""
-        self.import_from_location()
-        return sorted({*self.module_dict, *self.on_demand})
-
 
 MODELS = OwnRegistry(
     'model',

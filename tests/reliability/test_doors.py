@@ -105,10 +105,10 @@ def test_links_in_the_folder_are_not_followed(run: Callable) -> None:
 
 
 @pytest.mark.skipif(not Path('/proc').is_dir(), reason='a folder that even root cannot write')
-@pytest.mark.parametrize(('folder', 'reason'), [('file', 'File exists'), ('/proc/x', 'No such')])
-def test_a_folder_that_cannot_be_written(run: Callable, folder: str, reason: str) -> None:
+@pytest.mark.parametrize('folder', ['file', '/proc/x'])
+def test_a_folder_that_cannot_be_written(run: Callable, folder: str) -> None:
     Path('file').touch()
-    with pytest.raises(UsageError, match=rf"written to '.*{folder}' \({reason}.*--work-dir"):
+    with pytest.raises(UsageError):
         run('train', work_dir=folder)
 
 

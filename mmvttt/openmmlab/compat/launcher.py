@@ -9,6 +9,7 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
+from mmengine.device import get_device
 from mmengine.dist import utils as dist_utils
 from torch import nn
 
@@ -16,13 +17,8 @@ from .patch import replace
 
 
 def _no_gpu() -> bool:
-    # Not for mmengine's other accelerators (NPU, MLU, MUSA), which have their own branches.
-    return not (
-        torch.cuda.is_available()
-        or dist_utils.is_npu_available()
-        or dist_utils.is_mlu_available()
-        or dist_utils.is_musa_available()
-    )
+    # mmengine's other accelerators (NPU, MLU, MUSA) have their own branches.
+    return get_device() in ('cpu', 'mps')
 
 
 def _on_cpu(module: nn.Module) -> bool:
@@ -102,7 +98,7 @@ def autocast_on_cpu() -> str | None:
     """Lets AmpOptimWrapper be built without a GPU; mmengine's autocast does bf16 there."""
     from mmengine.optim.optimizer import amp_optimizer_wrapper as amp
 
-    if amp.is_cuda_available() or amp.is_npu_available() or amp.is_mlu_available():
+    if not _no_gpu():
         return 'there is a GPU'
     # Changes only this module's view of the machine: its assertion, and its loss scaler's device.
     replace(amp, 'is_cuda_available', lambda: True)

@@ -13,6 +13,7 @@ from mmengine.dist import all_gather_object, is_main_process
 from mmengine.logging import print_log
 
 from mmvttt.errors import UsageError
+from mmvttt.outputs import check_new_folder
 
 # The file of the lock, and the one that tells who holds it: filelock empties its own.
 _LOCK, _HOLDER = '.lock', '.lock_holder'
@@ -36,16 +37,12 @@ class RunLock:
         self._lock: FileLock | None = None
         problem = ''
         try:
+            check_new_folder(folder)
             os.makedirs(folder, exist_ok=True)
             if is_main_process():
                 self._lock = _locked(Path(folder))
-        except UsageError as error:
+        except (OSError, UsageError) as error:
             problem = str(error)
-        except OSError as error:
-            problem = (
-                f'nothing can be written to {os.fspath(folder)!r} ({error.strerror}): give another '
-                '--work-dir'
-            )
         message = next(filter(None, all_gather_object(problem)), None)
         if message:
             self.release()
