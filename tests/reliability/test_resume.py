@@ -186,5 +186,6 @@ def test_all_nodes_must_have_the_same_file(
     damage(path, here)
     monkeypatch.setattr(resume, 'get_rank', lambda: 1)
     state = resume._state(str(path), str(tmp_path))
+    assert resume._state(str(tmp_path / 'epoch_9.pth'), '').startswith('missing')
     assert (state == first) == (problem is None)
     assert (problem or '') in state
