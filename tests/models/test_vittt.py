@@ -141,18 +141,6 @@ def test_residuals(residual: str) -> None:
         torch.testing.assert_close(block(y, HW, patches), expected, rtol=0, atol=1e-12)
 
 
-def test_no_token_scale_is_a_scale_of_one() -> None:
-    torch.manual_seed(0)
-    plain = TTTLinearMixer(16, 2, token_scale=None).double()
-    assert 'token_scale' not in dict(plain.named_parameters())
-    scaled = TTTLinearMixer(16, 2).double()
-    scaled.load_state_dict(plain.state_dict(), strict=False)
-    # 1/t + learned = 1.
-    scaled.token_scale.data.copy_(1 - 1 / torch.arange(1, 17, dtype=torch.float64))
-    x = torch.randn(2, 37, 16, dtype=torch.float64)
-    torch.testing.assert_close(plain(x), scaled(x), rtol=0, atol=1e-12)
-
-
 def test_the_first_step_of_token_16() -> None:
     """4.9e-4 as the language-model layer, 1.0 to the letter (η = σ(0) = ½ at the start)."""
     steps = []
