@@ -10,6 +10,7 @@ from torch import nn
 
 from mmvttt.errors import UsageError
 from mmvttt.models import T5
+from mmvttt.models.layers.drop_path import DropPath
 
 from .building import MODELS
 from .building import build as build_model
@@ -266,6 +267,18 @@ def test_drop_path_rises_linearly(name: str) -> None:
     ]
     expected = [0.4 * i / (len(blocks) - 1) for i in range(len(blocks))]
     assert [block.drop_path.drop_prob for block in blocks] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize('name', [*OWN, 'ViTAdapter'])
+def test_dropped_branches_learn_nothing(name: str) -> None:
+    model = build(name).train()
+    for module in model.modules():
+        if isinstance(module, DropPath):
+            module.drop_prob = 1 - 1e-6
+    loss_of(model(torch.randn(2, 3, 64, 64))).backward()
+    learned = {part for n, p in model.named_parameters() if p.grad.any() for part in n.split('.')}
+    assert learned & {'cpe', 'conv2d', 'patch_embed'}
+    assert not learned & {'mixer', 'mlp', 'ffn'}
 
 
 @pytest.mark.parametrize('name', [*OWN[:3], 'TimmViT'])

@@ -1,5 +1,7 @@
 """T⁵ against the counts of its paper and code, a worked example, and the theory of its key norm."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,28 +16,31 @@ from mmvttt.models.layers.neighborhood import neighborhood_attention
 SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
 
 
-FUNCTIONS = {
-    'SwiGLU': lambda x, w1, w2, w3: (F.silu(x @ w1) * (x @ w2)) @ w3,
-    'MLP': lambda x, w1, w2: F.silu(x @ w1) @ w2,
-    'three layers': lambda x, w1, w2, w3: F.silu(F.silu(x @ w1) @ w2) @ w3,
-}
+# An inner model, as a function.
+FUNCTIONS = [
+    ('SwiGLU', lambda x, w1, w2, w3: (F.silu(x @ w1) * (x @ w2)) @ w3),
+    ('SiLUFC', lambda x, w1: F.silu(x @ w1)),
+    ('MLP', lambda x, w1, w2: F.silu(x @ w1) @ w2),
+    (dict(type='MLP', depth=3), lambda x, w1, w2, w3: F.silu(F.silu(x @ w1) @ w2) @ w3),
+    (dict(type='MLP', residual='input'), lambda x, w1, w2: x + F.silu(x @ w1) @ w2),
+    (dict(type='MLP', residual='weight'), lambda x, w1, w2: F.silu(x @ w1) @ (w2 + torch.eye(4))),
+]
 
 
 @pytest.mark.parametrize('loss', ['dot', 'l2'])
-@pytest.mark.parametrize('kind', FUNCTIONS)
-def test_a_step_of_one_head(kind: str, loss: str) -> None:
-    inner = dict(type='MLP', depth=3) if kind == 'three layers' else kind
+@pytest.mark.parametrize(('inner', 'function'), FUNCTIONS)
+def test_a_step_of_one_head(inner: str | dict, function: Callable, loss: str) -> None:
     mixer = TTTMixer(4, 1, inner, loss=loss).double()
     for parameter in mixer.parameters():
         nn.init.normal_(parameter)
     x = torch.randn(1, 6, 4, dtype=torch.float64)
     q, k, v = mixer.qkv(x)[0].chunk(3, -1)
     weights = [w[0] for w in mixer.inner.parameters()]
-    output = FUNCTIONS[kind](k, *weights)
+    output = function(k, *weights)
     # Σ over channels, mean over tokens, times 1/√d.
     error = -(output * v).sum() if loss == 'dot' else (output - v).square().sum() / 2
     steps = torch.autograd.grad(error / (6 * 4**0.5), weights)
-    expected = FUNCTIONS[kind](q, *(w - step for w, step in zip(weights, steps, strict=True)))
+    expected = function(q, *(w - step for w, step in zip(weights, steps, strict=True)))
     fused = mixer.fused
     for mixer.fused in {fused, False}:
         torch.testing.assert_close(mixer(x, (2, 3))[0], mixer.proj(expected))

@@ -144,12 +144,12 @@ def test_residuals(residual: str) -> None:
 def test_the_first_step_of_token_16() -> None:
     """4.9e-4 as the language-model layer, 1.0 to the letter (η = σ(0) = ½ at the start)."""
     steps = []
-    for options in ({}, dict(eta_scale=2.0, token_scale=None)):
+    for options in ({}, dict(eta_base=3.0), dict(eta_scale=2.0, token_scale=None)):
         mixer = TTTLinearMixer(64, 1, **options).double()
         scale = mixer.positional_scale()
         eta = mixer.project(torch.zeros(1, 16, 64, dtype=torch.float64))[3][0, 15, 0, 0]
         steps.append((eta * (1 if scale is None else scale[0, 15])).item())
-    assert steps == pytest.approx([1 / 2 / 64 / 16, 1.0])
+    assert steps == pytest.approx([1 / 2 / 64 / 16, 3 / 2 / 64 / 16, 1.0])
 
 
 @pytest.mark.parametrize('post_norm', [False, True])
