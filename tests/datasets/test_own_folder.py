@@ -94,7 +94,7 @@ def test_yolo(parts: str, names: str, tmp_path: Path) -> None:
     text(root / 'data.yaml', f'train: ../train/images\nnames: {names}\n')
     data = read_folder(root)
     assert (data.classes, len(data.train), len(data.val)) == (('dog',), 2, 2)
-    assert data.notes == ['no object is a cat: left out']
+    assert data.notes == ['classes without an object are left out: cat']
     (box,) = data.train[0].objects
     assert box['bbox'] == pytest.approx([15, 12, 10, 6])
     assert data.train[1].objects == []
@@ -202,6 +202,14 @@ def test_a_missing_picture_and_an_unknown_folder_are_errors(tmp_path: Path) -> N
         read_folder(tmp_path)
     text(tmp_path / 'annotations.json', dict(coco(['a.jpg']), categories=[]))
     with pytest.raises(DataError, match='cannot be read as COCO'):
+        read_folder(tmp_path)
+
+
+def test_label_maps_in_colours_are_no_class(tmp_path: Path) -> None:
+    for name in 'ab':
+        picture(tmp_path / 'JPEGImages' / f'{name}.jpg')
+        picture(tmp_path / 'SegmentationClass' / f'{name}.png')
+    with pytest.raises(DataError, match='in colours'):
         read_folder(tmp_path)
 
 

@@ -141,7 +141,7 @@ def finetune(
         if findings.errors:
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         for warning in findings.warnings:
-            say(f'  {warning}')
+            say(f'  {findings.key.partition("_")[0]}: {warning}')
     weights = cfg.load_from or ', '.join({*checkpoints_of(cfg.model)}) or 'random weights'
     say(f'starts    from {weights}; config {config}')
     progress = _Progress(_TASKS[data.task][-1], say)
@@ -228,14 +228,17 @@ def _config(
     toolbox, small, rate, batch, factor, _ = _TASKS[data.task]
     cfg, gpu = load_config(base), torch.cuda.is_available()
     batch = min(batch, len(data.train))
-    if steps is None:
-        steps = round(factor * len(data.train) ** 0.5) * (_LONGER if gpu else 1)
-    epochs = max(1, round(steps / math.ceil(len(data.train) / batch)))
     heads = (re.sub(r'\.(\d+)', r'[\1]', key) for key in class_counts(heads_of(cfg, toolbox)))
     model = [f'{head}.num_classes = len(classes)' for head in heads]
     test = cfg.test_dataloader.dataset.pipeline
     size = next(t.get('crop_size') or t.scale for t in test[::-1] if {'crop_size', 'scale'} & {*t})
     size = size if isinstance(size, int) else tuple(size)
+    if toolbox == 'mmdet' and weights is None:
+        # From a backbone alone: AP50 .66 after 100 steps, .13 after 20, in 155 s of one thread.
+        rate, factor, size = 1e-3, 20, (320, 256)
+    if steps is None:
+        steps = round(factor * len(data.train) ** 0.5) * (_LONGER if gpu else 1)
+    epochs = max(1, round(steps / math.ceil(len(data.train) / batch)))
     if data.task == 'boxes' and cfg.model.type == 'MaskRCNN':
         model.append("model.type = 'FasterRCNN'")
         model.append('model.roi_head.update(mask_head=None, mask_roi_extractor=None)')

@@ -109,7 +109,7 @@ def read_folder(root: Path) -> OwnFolder:
     if not val or not train:
         train = [p for number, p in enumerate(pictures) if number % 5 != 2]
         val = pictures[2::5]
-        notes.append(f'{len(val)} of the pictures are held out for validation, as no folder is')
+        notes.append(f'every fifth picture, {len(val)}, is held out for validation')
     task = {'label maps': 'maps', 'classes': 'classes'}.get(name, 'boxes')
     if task == 'boxes':
         objects = [o for p in train for o in p.objects if not o.get('iscrowd')]
@@ -119,7 +119,7 @@ def read_folder(root: Path) -> OwnFolder:
             notes.append(f'{len(objects) - masks} of {len(objects)} objects have no mask: boxes')
         present = {o['category'] for p in pictures for o in p.objects}
         if absent := [name for name in classes if name not in present]:
-            notes.append(f'no object is a {", ".join(absent)}: left out')
+            notes.append(f'classes without an object are left out: {", ".join(absent)}')
         classes = [name for name in classes if name in present]
     if not classes or not train or not val:
         raise DataError(
@@ -268,6 +268,13 @@ def _maps(root: Path, files: list[Path], images: list[Path]) -> Read:
     modes = {p: open_image(p)[0].mode for p in images if p.suffix.lower() == '.png'}
     maps = [path for path, mode in modes.items() if mode in ('L', 'P', '1', 'I', 'I;16')]
     by_stem = _Pictures(root, sorted({*images} - {*maps}))
+    others = {path.stem for path in images if path not in modes}
+    coloured = not maps and others == {re.sub('_mask$', '', path.stem) for path in modes}
+    if coloured and others and open_image(min(modes))[0].getcolors():
+        raise DataError(
+            f'{os.fspath(min(modes))!r} is a label map in colours: write one channel, the number '
+            'of the class of each pixel'
+        )
     pairs = {}
     for path in maps:
         # Roboflow adds the suffix.
