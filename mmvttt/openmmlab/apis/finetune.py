@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -161,7 +162,8 @@ def finetune(
         say(f'{name[:24]:24} {count:8}  {value:.3f}')
     shown = ', with boxes of scores above 0.5' if measure.endswith('AP') else ''
     say(f'pictures  {out / "predictions"}{shown}')
-    say(f'predict   mmvttt predict {config} {checkpoint} PICTURE')
+    paths = shlex.join(map(os.fspath, (config, checkpoint)))
+    say(f'predict   mmvttt predict {paths} PICTURE')
     return predictor
 
 

@@ -1,5 +1,6 @@
 """Small sets without a fault, which a test may damage."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,23 +8,15 @@ import pytest
 from .sets import KINDS
 
 
-def made(kind: str, folder: Path) -> Path:
-    toolbox, make, _ = KINDS[kind]
-    pytest.importorskip(toolbox)
-    make(folder / kind)
-    return folder / kind
+def _fixture(kind: str) -> Callable:
+    @pytest.fixture(name=kind)
+    def made(tmp_path: Path) -> Path:
+        toolbox, make, _ = KINDS[kind]
+        pytest.importorskip(toolbox)
+        make(tmp_path / kind)
+        return tmp_path / kind
+
+    return made
 
 
-@pytest.fixture
-def boxes(tmp_path: Path) -> Path:
-    return made('boxes', tmp_path)
-
-
-@pytest.fixture
-def labels(tmp_path: Path) -> Path:
-    return made('labels', tmp_path)
-
-
-@pytest.fixture
-def folders(tmp_path: Path) -> Path:
-    return made('folders', tmp_path)
+boxes, labels, folders = map(_fixture, KINDS)
