@@ -14,7 +14,7 @@ from PIL import Image
 from scipy import ndimage
 
 import mmvttt
-from mmvttt.errors import UsageError
+from mmvttt.errors import DataError, UsageError
 from mmvttt.openmmlab.apis.finetune import _by_class
 from mmvttt.openmmlab.datasets.own_folder import OwnFolder, Picture
 from mmvttt.openmmlab.reliability import Preempted
@@ -62,6 +62,29 @@ def test_a_training_is_reported_and_resumed(colours: Path, tmp_path: Path) -> No
         mmvttt.finetune(colours, 'cifar10_vit_nano', **options)
     with pytest.raises(UsageError, match='classes need one of mmpretrain'):
         mmvttt.finetune(colours, 'pedestrians', work_dir=tmp_path / 'other')
+
+
+def test_a_folder_is_read_again_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begins(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr('mmvttt.openmmlab.apis.finetune.train', begins)
+    names = [f'{i}.png' for i in range(6)]
+    images = [dict(id=i, file_name=name, width=64, height=48) for i, name in enumerate(names)]
+    box = dict(bbox=[8, 8, 20, 20], area=400, iscrowd=0, category_id=1)
+    boxes = [dict(box, id=1 + i, image_id=i) for i in range(6)]
+    content = dict(images=images, annotations=boxes, categories=[dict(id=1, name='cat')])
+    folder = tmp_path / 'set'
+    folder.mkdir()
+    for name in names:
+        Image.new('RGB', (64, 48)).save(folder / name)
+    for width, error in ((60, DataError), (64, KeyboardInterrupt)):
+        images[0]['width'] = width
+        (folder / 'a.json').write_text(json.dumps(content))
+        with pytest.raises(error):
+            mmvttt.finetune(folder, work_dir=tmp_path / 'out')
 
 
 def test_ctrl_c_ends_with_one_line(

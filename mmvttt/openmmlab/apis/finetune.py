@@ -130,16 +130,22 @@ def finetune(
         say(f'  {note}')
     config, run = out / 'config.py', out / 'run'
     command = f'# mmvttt finetune {root}{f" --from {start[0]}" if start else ""}'
-    if not config.exists():
+    new = not config.exists()
+    if new:
         base, weights = _choose(start, data.task, say)
-        out.mkdir(parents=True, exist_ok=True)
-        text = _config(data, dict(write_lists(data, out)), base, weights, steps)
-        config.write_text(f'{command}\n{text}', encoding='utf-8')
     elif (former := config.read_text(encoding='utf-8').partition('\n')[0]) != command:
         raise UsageError(f'{os.fspath(out)!r} is of "{former[2:]}": give another --work-dir')
+    out.mkdir(parents=True, exist_ok=True)
+    # Again at each call, because the folder may have been corrected since.
+    lists = dict(write_lists(data, out))
+    if new:
+        text = _config(data, lists, base, weights, steps)
+        config.write_text(f'{command}\n{text}', encoding='utf-8')
     cfg = load_config(config)
     for findings in check_annotations(cfg, ('train', 'val')):
         if findings.errors:
+            if new:
+                config.unlink()
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         for warning in findings.warnings:
             say(f'  {findings.key.partition("_")[0]}: {warning}')
