@@ -406,7 +406,7 @@ BAD = {
             dict(interaction_indexes=groups)
             for groups in ([[0, 1], [1, 3]], [[0, 1], [2, 4]], [[0, 1], [3, 3]], [[0, 1, 3]], [])
         ),
-        *(dict(out_indices=()), dict(cffn_ratio=0.0)),
+        dict(out_indices=()),
     ],
 }
 

@@ -77,9 +77,7 @@ class ViTAdapter(nn.Module):
             ([0, 2], [3, 5], [6, 8], [9, 11] of 12).
         deform_num_heads: Heads of the deformable attention. Default by width.
         deform_ratio: Channels of its values as a fraction of `embed_dims`. Default by width.
-        num_points: Its sampled positions per head and level.
         conv_inplane: Width of the spatial prior's stem.
-        cffn_ratio: Hidden channels of the extractors' conv-FFN as a fraction of `embed_dims`.
         num_extra_extractors: Extractors after the one of the last interaction.
         init_values: Initial value of the injectors' γ.
         drop_path_rate: Stochastic depth of the conv-FFN. Default by width.
@@ -107,9 +105,7 @@ class ViTAdapter(nn.Module):
         interaction_indexes: Sequence[Sequence[int]] | None = None,
         deform_num_heads: int | None = None,
         deform_ratio: float | None = None,
-        num_points: int = 4,
         conv_inplane: int = 64,
-        cffn_ratio: float = 0.25,
         num_extra_extractors: int = 2,
         init_values: float = 0.0,
         drop_path_rate: float | None = None,
@@ -152,12 +148,6 @@ class ViTAdapter(nn.Module):
         check_int('conv_inplane', conv_inplane)
         check_int('num_extra_extractors', num_extra_extractors, 0)
         check_number('init_values', init_values)
-        check_number('cffn_ratio', cffn_ratio)
-        if round(dims * cffn_ratio) < 1:
-            raise OptionError(
-                f'cffn_ratio is {cffn_ratio}, which leaves the conv-FFN no channel of {dims}: '
-                'enlarge it'
-            )
         given = (deform_num_heads, deform_ratio, drop_path_rate)
         defaults = _DEFAULTS.get(dims, (max(1, dims // 32), 1.0, 0.0))
         heads, ratio, rate = (
@@ -165,12 +155,11 @@ class ViTAdapter(nn.Module):
             for value, default in zip(given, defaults, strict=True)
         )
         check_rate('drop_path_rate', rate)
-        attention = dict(
-            num_heads=heads, num_points=num_points, ratio=ratio, backend=deform_backend
-        )
+        attention = dict(num_heads=heads, ratio=ratio, backend=deform_backend)
         extractors = [1] * len(self.interaction_indexes)
         extractors[-1] += num_extra_extractors
-        ffn_dims = round(dims * cffn_ratio)
+        # The conv-FFN has a quarter of the channels, as in the original.
+        ffn_dims = max(1, round(dims / 4))
         self.interactions = nn.ModuleList(
             Interaction(
                 Injector(dims, len(_STRIDES) - 1, init_values, attention),
