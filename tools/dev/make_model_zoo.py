@@ -1,7 +1,7 @@
 """Writes the tables of docs/model_zoo.md, and the key `Weights` of configs/metafile.yml.
 
-They come from the metafile and from `mmvttt.checkpoints.published`. `--recount` counts the models
-with their papers' images, parts and operations.
+They come from the metafile and from `mmvttt.checkpoints.published`. `paper_count` counts a model as
+its paper does.
 
 example: python tools/dev/make_model_zoo.py
 """
@@ -31,8 +31,6 @@ _TABLES = {
     'generation': ('Image Generation', ('FID', 'IS')),
     'text_to_image': ('Text-to-Image Generation', ('DPG-Bench', 'GenEval')),
 }
-# An entry of the metafile up to the counts of its paper, and these counts.
-_ENTRY = re.compile(r'(  - Name: (\S+)\n(?:.*\n)*?      Input Size: \S+\n)(?:      Paper .*\n)*')
 _WEIGHTS = re.compile(r'(  - Name: (\S+)\n(?:    .*\n)*?    Weights: ).*')
 _MARKED = re.compile(r'(<!-- model-zoo:(\w+) -->\n).*?(<!-- /model-zoo -->)', re.DOTALL)
 # Operations per element of a norm at inference in the authors' counter (fvcore).
@@ -184,24 +182,6 @@ def _as_in_the_paper(meta: dict[str, Any]) -> str:
     return counts if size == meta['Input Size'] else f'{counts} at {size.replace("x", "×")}'
 
 
-def recount() -> None:
-    """Counts every model by its paper's convention, and writes the counts into the metafile."""
-    models = {model['Name']: model for model in load_models()}
-
-    def counted(entry: re.Match[str]) -> str:
-        count = paper_count(models[entry[2]])
-        if count is None:
-            return entry[1]
-        return (
-            f'{entry[1]}      Paper Parameters: {count.params}\n'
-            f'      Paper FLOPs: {count.macs}\n'
-            f'      Paper Input Size: {count.size[0]}x{count.size[1]}\n'
-        )
-
-    head, mark, entries = METAFILE.read_text(encoding='utf-8').partition('\nModels:\n')
-    METAFILE.write_text(head + mark + _ENTRY.sub(counted, entries), encoding='utf-8')
-
-
 def filled(document: str) -> str:
     """The document with the tables of the metafile between its markers."""
 
@@ -212,10 +192,7 @@ def filled(document: str) -> str:
 
 
 def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument('--recount', action='store_true', help='count all models first (minutes)')
-    if parser.parse_args().recount:
-        recount()
+    command_line(__doc__).parse_args()
     METAFILE.write_text(with_weights(METAFILE.read_text(encoding='utf-8')), encoding='utf-8')
     DOCUMENT.write_text(filled(DOCUMENT.read_text(encoding='utf-8')), encoding='utf-8')
 
