@@ -144,8 +144,8 @@ def run_tool(name: str, arguments: list[str]) -> None:
     by_name = tools()
     path = by_name.get(name.replace('-', '_'))
     if path is None:
-        close = suggest(name, by_name)
-        sys.exit(f'error: mmvttt has no tool {name!r}{close}; it has {", ".join(by_name)}')
+        advice = suggest(name, by_name) or f'; it has {", ".join(by_name)}'
+        sys.exit(f'error: mmvttt has no tool {name!r}{advice}')
     os.execv(sys.executable, [sys.executable, str(path), *arguments])
 
 

@@ -6,6 +6,7 @@ import argparse
 import ast
 import errno
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -173,6 +174,8 @@ def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
     """
     try:
         yield
+        # Not at the end of the process, where nothing can catch a BrokenPipeError.
+        sys.stdout.flush()
     except (UsageError, DataError, CheckpointError) as error:
         # A data worker's error comes with the traceback of its process.
         message = str(error).strip()
@@ -185,6 +188,10 @@ def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
         if (sentence := missing(error.name or '')) is None:
             raise
         message = sentence
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        raise SystemExit(1) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -195,3 +202,13 @@ def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
     if launcher == 'none' or os.environ.get('LOCAL_RANK', '0') == '0':
         print(f'error: {message}', file=sys.stderr)
     raise SystemExit(1) from None
+
+
+def _reader_left() -> bool:
+    """Whether the reader of stdout, such as `head`, has left; then drops what it has not read."""
+    stdout = select.poll()
+    stdout.register(sys.stdout, 0)
+    left = bool(stdout.poll(0))
+    if left:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return left

@@ -1,6 +1,7 @@
 """`mmvttt TOOL`, and an option of tools/train.py without a value."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,3 +29,13 @@ def test_mmvttt_runs_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_option_without_a_value_is_a_usage_error(tools: Any) -> None:
     error = tools.error('train.py', 'c.py', '--cfg-options', 'a=1', 'nonsense', status=2)
     assert "--cfg-options 'nonsense': write KEY=VALUE" in error
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """As `mmvttt weights | head -1` has it."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, Path(__main__.tools()['weights'])]
+    with os.fdopen(write, 'w') as gone:
+        process = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, check=False)
+    assert (process.returncode, process.stderr) == (1, b'')
