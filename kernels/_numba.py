@@ -20,11 +20,8 @@ from torch import Tensor
 
 # Matrices are padded to multiples of this many columns.
 COLUMNS = 16
-# Narrowest tile of `add_product`, and terms of a step of its inner loop.
-_TILE_BYTES, _STEP = 64, 4
-# A transposed operand is packed this many terms at a time, in square blocks.
-_PANEL_TERMS, _SQUARE = 128, 8
-_BYTE, _INDEX = ir.IntType(8), ir.IntType(64)
+# Rows of a tile of `add_product`, and terms of a step of its inner loop.
+_ROWS, _TERMS = 4, 4
 # Parts for each thread: if another process delays a thread, the others take the rest of its parts.
 _PARTS_PER_THREAD = 4
 # Waking a thread takes 70 µs, in which a core does 2 million multiply-adds.
@@ -89,180 +86,74 @@ def inlined(function: Callable) -> Callable:
     loaded from disk: for a symbol the linker has a choice of two.
     """
     unwrapped = {'no_cpython_wrapper': True, 'no_cfunc_wrapper': True, 'forceinline': True}
-    options: dict[str, Any] = unwrapped | _OPTIONS
-    return numba.njit(**options)(function)
+    return numba.njit(**_OPTIONS | unwrapped)(function)
 
 
 # ----------------------------------------------------------------------------------------- products
 
 
 @intrinsic
-def add_product(context, z, x, w):
-    """z += x @ w, `(m, n)`, `(m, k)`, `(k, n)` of one type, multiples of COLUMNS.
+def _add_tile(context, z, x, w, first, left):
+    """z += x @ w for _ROWS rows from `first` and COLUMNS columns from `left`.
 
-    Rows of z are dense, x has any strides, w is dense or the transpose of a dense matrix. LLVM's
-    loop vectorizer does not keep a tile of sums in registers, so these are its vectors. At most
-    _PANEL_TERMS terms are summed before z is rounded.
+    LLVM's loop vectorizer does not keep a tile of sums in registers, so these are its vectors.
     """
 
     def generate(context, builder, signature, arguments):
-        numbers = []
-        for kind, value in zip(signature.args, arguments, strict=True):
-            array = context.make_array(kind)(context, builder, value)
-            numbers.append(builder.bitcast(array.data, _BYTE.as_pointer()))
-            numbers += cgutils.unpack_tuple(builder, array.strides)
-            numbers += cgutils.unpack_tuple(builder, array.shape)
-        number = context.get_data_type(signature.args[0].dtype)
-        size = signature.args[0].dtype.bitwidth // 8
-        turned = signature.args[2].layout == 'F'
-        tile = _tile(context.codegen().magic_tuple())
-        builder.call(_product_function(builder.module, number, size, turned, tile), numbers)
+        *operands, first, left = arguments
+        kinds = z, x, w
+        arrays = [
+            context.make_array(kind)(context, builder, array)
+            for kind, array in zip(kinds, operands, strict=True)
+        ]
+        number = context.get_data_type(z.dtype)
+        line, fuse = ir.VectorType(number, COLUMNS), {'flags': ('contract',)}
+        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), COLUMNS), None)
+        align = z.dtype.bitwidth // 8
+
+        def at(operand, row, column, kind):
+            array, indices = arrays[operand], [row, column]
+            place = cgutils.get_item_pointer(context, builder, kinds[operand], array, indices)
+            return builder.bitcast(place, kind.as_pointer())
+
+        def shifted(start, stop):
+            return [builder.add(start, ir.Constant(start.type, i)) for i in range(stop)]
+
+        rows = shifted(first, _ROWS)
+        sums = [cgutils.alloca_once(builder, line) for _ in rows]
+        for total in sums:
+            builder.store(ir.Constant(line, None), total)
+        terms = builder.extract_value(arrays[2].shape, 0)
+        begin, step = (ir.Constant(terms.type, i) for i in (0, _TERMS))
+        with cgutils.for_range_slice(builder, begin, terms, step) as (start, _):
+            for term in shifted(start, _TERMS):
+                b = builder.load(at(2, term, left, line), align=align)
+                for row, total in zip(rows, sums, strict=True):
+                    a = builder.load(at(1, row, term, number), align=align)
+                    a = builder.insert_element(ir.Constant(line, ir.Undefined), a, begin)
+                    a = builder.fmul(builder.shuffle_vector(a, a, everywhere), b, **fuse)
+                    builder.store(builder.fadd(builder.load(total), a, **fuse), total)
+        for row, total in zip(rows, sums, strict=True):
+            target = at(0, row, left, line)
+            total = builder.fadd(builder.load(target, align=align), builder.load(total))
+            builder.store(total, target, align=align)
         return context.get_dummy_value()
 
-    return types.void(z, x, w), generate
-
-
-def _tile(target: tuple[str, str, str]) -> tuple[int, int]:
-    """Rows of a tile and bytes of a row, by LLVM's (triple, processor, features).
-
-    The sums take 8 of the 16 vector registers of AVX2, and 16 of the 32 of AVX-512.
-    """
-    return (8, 128) if '+avx512f' in target[2].split(',') else (4, _TILE_BYTES)
-
-
-def _product_function(
-    module: ir.Module, number: ir.Type, size: int, turned: bool, tile: tuple[int, int]
-) -> ir.Function:
-    """`add_product` of numbers of `size` bytes: address, strides, shape of z, of x and of w."""
-    name = f'ttt_kernels_add_product_{size}{"_turned" * turned}'
-    if name in module.globals:
-        return module.globals[name]
-    array = [_BYTE.as_pointer(), *[_INDEX] * 4]
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), 3 * array), name)
-    function.linkage = 'linkonce_odr'
-    function.attributes.add('noinline')
-    builder = ir.IRBuilder(function.append_basic_block())
-    z, z_row, _, height, width, x, x_row, x_column, _, terms, w, w_row, w_column, *_ = function.args
-    first, fuse = ir.Constant(ir.IntType(32), 0), {'flags': ('contract',)}
-
-    def steps(start, stop, step):
-        return cgutils.for_range_slice(builder, start, stop, _INDEX(step), _INDEX)
-
-    if turned:
-        line = ir.VectorType(number, tile[1] // size)
-        panel = cgutils.alloca_once(builder, line, size=_PANEL_TERMS)
-        panel = builder.bitcast(panel, _BYTE.as_pointer())
-
-    def columns(left, right, row_bytes):
-        """Columns of z in tiles of this width."""
-        lanes = row_bytes // size
-        vector = ir.VectorType(number, lanes)
-        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
-        undefined = ir.Constant(vector, ir.Undefined)
-        with (
-            steps(left, right, lanes) as (j, _),
-            steps(_INDEX(0), terms, _PANEL_TERMS) as (begin, _),
-        ):
-            end = builder.add(begin, _INDEX(_PANEL_TERMS))
-            end = builder.select(builder.icmp_signed('<', end, terms), end, terms)
-            if turned:
-                line = _INDEX(row_bytes)
-                with steps(begin, end, _SQUARE) as (term, _):
-                    for part in range(0, lanes, _SQUARE):
-                        row = builder.mul(builder.add(j, _INDEX(part)), w_column)
-                        source = builder.gep(w, [builder.add(row, builder.mul(term, w_row))])
-                        row = builder.mul(builder.sub(term, begin), line)
-                        target = builder.gep(panel, [builder.add(row, _INDEX(part * size))])
-                        _turn_square(builder, number, size, source, w_column, target, line)
-                weights, weights_row = panel, line
-            else:
-                start = builder.add(builder.mul(begin, w_row), builder.mul(j, w_column))
-                weights, weights_row = builder.gep(w, [start]), w_row
-            with steps(_INDEX(0), height, tile[0]) as (i, _):
-                rows = [builder.add(i, _INDEX(r)) for r in range(tile[0])]
-                shift = builder.mul(j, _INDEX(size))
-                places = [
-                    _at(builder, vector, z, builder.add(builder.mul(r, z_row), shift)) for r in rows
-                ]
-                starts = [builder.mul(r, x_row) for r in rows]
-                sums = [cgutils.alloca_once(builder, vector) for _ in rows]
-                for total in sums:
-                    builder.store(ir.Constant(vector, [0.0] * lanes), total)
-                with steps(begin, end, _STEP) as (first_term, _):
-                    for more in range(_STEP):
-                        term = builder.add(first_term, _INDEX(more))
-                        row = builder.mul(builder.sub(term, begin), weights_row)
-                        b = builder.load(_at(builder, vector, weights, row), align=size)
-                        shift = builder.mul(term, x_column)
-                        for start, total in zip(starts, sums, strict=True):
-                            place = _at(builder, number, x, builder.add(start, shift))
-                            a = builder.load(place, align=size)
-                            a = builder.insert_element(undefined, a, first)
-                            a = builder.shuffle_vector(a, undefined, everywhere)
-                            a = builder.fmul(a, b, **fuse)
-                            builder.store(builder.fadd(builder.load(total), a, **fuse), total)
-                for place, total in zip(places, sums, strict=True):
-                    total = builder.fadd(builder.load(place, align=size), builder.load(total))
-                    builder.store(total, place, align=size)
-
-    # A width is a multiple of COLUMNS; a wide tile has two of them.
-    full = builder.and_(width, _INDEX(-(tile[1] // size)))
-    columns(_INDEX(0), full, tile[1])
-    if tile[1] > COLUMNS * size:
-        columns(full, width, _TILE_BYTES)
-    builder.ret_void()
-    return function
-
-
-def _turn_square(
-    builder: ir.IRBuilder,
-    number: ir.Type,
-    size: int,
-    source: ir.Value,
-    source_row: ir.Value,
-    target: ir.Value,
-    target_row: ir.Value,
-) -> None:
-    """Writes the transpose of a square of _SQUARE × _SQUARE numbers with the given row strides."""
-    vector = ir.VectorType(number, _SQUARE)
-
-    def at(start, row, step):
-        return _at(builder, vector, start, builder.mul(_INDEX(row), step))
-
-    rows = [builder.load(at(source, r, source_row), align=size) for r in range(_SQUARE)]
-    side = _SQUARE // 2
-    while side:
-        # Swaps the two off-diagonal squares of `side` in every square of twice the side.
-        lanes = range(_SQUARE)
-        upper = [i if not i & side else i + _SQUARE - side for i in lanes]
-        lower = [i + side if not i & side else i + _SQUARE for i in lanes]
-        upper, lower = (
-            ir.Constant(ir.VectorType(ir.IntType(32), _SQUARE), m) for m in (upper, lower)
-        )
-        for r in lanes:
-            if not r & side:
-                a, b = rows[r], rows[r + side]
-                rows[r] = builder.shuffle_vector(a, b, upper)
-                rows[r + side] = builder.shuffle_vector(a, b, lower)
-        side //= 2
-    for r, row in enumerate(rows):
-        builder.store(row, at(target, r, target_row), align=size)
-
-
-def _at(builder: ir.IRBuilder, kind: ir.Type, start: ir.Value, offset: ir.Value) -> ir.Value:
-    return builder.bitcast(builder.gep(start, [offset]), kind.as_pointer())
-
-
-# ------------------------------------------------------------------------------------------- tokens
+    return types.void(z, x, w, first, left), generate
 
 
 @inlined
-def clear(x, first):
-    """Sets the rows of `x` from `first` on to zero."""
-    for t in range(first, len(x)):
-        row = x[t]
-        for i in range(len(row)):
-            row[i] = 0
+def add_product(z, x, w):
+    """z += x @ w, `(m, n)`, `(m, k)`, `(k, n)` of one type, multiples of COLUMNS.
+
+    Rows of z and w are dense, x has any strides: `np.ascontiguousarray` transposes a w.
+    """
+    for left in range(0, z.shape[1], COLUMNS):
+        for first in range(0, len(z), _ROWS):
+            _add_tile(z, x, w, first, left)
+
+
+# ------------------------------------------------------------------------------------------- tokens
 
 
 @inlined
@@ -272,15 +163,6 @@ def round_to_bf16(x, count, dim):
         bits = x[t].view(np.uint32)
         for i in range(dim):
             bits[i] = (bits[i] + 0x7FFF + (bits[i] >> 16 & 1)) & 0xFFFF0000
-
-
-@inlined
-def add(total, x):
-    """total += x for matrices of one shape."""
-    for t in range(len(x)):
-        row, line = total[t], x[t]
-        for i in range(len(line)):
-            row[i] += line[i]
 
 
 @inlined
@@ -294,7 +176,8 @@ def load(out, x, place, first, count, dim):
         row, line = out[t], x[start + t * step : start + t * step + dim]
         for i in range(dim):
             row[i] = line[i]
-    clear(out, count)
+    for t in range(count, len(out)):
+        out[t] = 0
 
 
 @inlined

@@ -1,14 +1,15 @@
 """TTT-linear's numba kernels: README.md's maths, a chunk at a time.
 
 A chunk's matrices are `(b', d')`, multiples of COLUMNS, with zeros below the chunk's `count` tokens
-and right of its `dim` features. `sums` has rows to sum a chunk in.
+and right of its `dim` features. `sums` has rows to sum a chunk in. Whole matrices are copied by
+`np.positive`, which numba vectorizes, unlike an assignment.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from .._numba import COLUMNS, add, add_product, clear, inlined, jit, load, round_to_bf16, store
+from .._numba import COLUMNS, add_product, inlined, jit, load, round_to_bf16, store
 
 # Rows of `places` and of `Tokens.strides`; outputs and their gradients lie like OUT.
 Q, K, V, ETA, OUT, DETA = range(6)
@@ -134,24 +135,6 @@ def find(places, number, sizes, reverse, strides):
 
 
 @inlined
-def copy(to, x, rows, columns):
-    """Copies the corner of a matrix."""
-    for i in range(rows):
-        row, line = to[i], x[i]
-        for j in range(columns):
-            row[j] = line[j]
-
-
-@inlined
-def fill(x, row):
-    """Sets every row of `x` to `row`."""
-    for t in range(len(x)):
-        line = x[t]
-        for i in range(len(row)):
-            line[i] = row[i]
-
-
-@inlined
 def normalize(z, rstd, numbers):
     """Normalises rows z to (z − mean)/σ, and writes 1/σ to `rstd`."""
     dim, inverse, eps, one = numbers
@@ -185,18 +168,32 @@ def inner_gradient(chunk, vectors, count, numbers):
         mean, along, scale = mean * inverse, along * inverse, chunk.rstd[t]
         for i in range(dim):
             p[i] = (p[i] - mean - normed[i] * along) * scale
-    clear(chunk.inner, count)
+    for t in range(count, len(chunk.inner)):
+        chunk.inner[t] = 0
+
+
+@inlined
+def add_lower_products(z, x, y):
+    """z += x @ y.T on and below the diagonal, four sums at a time."""
+    for t in range(len(x)):
+        total, row = z[t], x[t]
+        for s in range(0, t + 1, 4):
+            y0, y1, y2, y3 = y[s], y[s + 1], y[s + 2], y[s + 3]
+            sum0, sum1, sum2, sum3 = total[s], total[s + 1], total[s + 2], total[s + 3]
+            for i in range(len(row)):
+                sum0 += row[i] * y0[i]
+                sum1 += row[i] * y1[i]
+                sum2 += row[i] * y2[i]
+                sum3 += row[i] * y3[i]
+            total[s], total[s + 1], total[s + 2], total[s + 3] = sum0, sum1, sum2, sum3
 
 
 @inlined
 def scores_of(chunk, tau, one):
     """QKᵀ + 1, and −M = −E⊙(QKᵀ + 1)."""
     scores, m, step, rows, zero = chunk.scores, chunk.m, chunk.step, len(chunk.m), one - one
-    for t in range(rows):
-        score = scores[t]
-        for s in range(len(score)):
-            score[s] = one
-    add_product(scores, chunk.kq[rows:], chunk.kq[:rows].T)
+    scores[:] = one
+    add_lower_products(scores, chunk.kq[rows:], chunk.kq[:rows])
     for t in range(rows):
         row, score = m[t], scores[t]
         reach = tau[min(t, len(tau) - 1)]
@@ -219,8 +216,7 @@ def decay(chunk, last):
 @inlined
 def sum_rows(total, x):
     """Sums one chunk, so that the sum over all chunks rounds once a chunk, not once a token."""
-    for i in range(len(total)):
-        total[i] = 0
+    total[:] = 0
     for t in range(len(x)):
         row = x[t]
         for i in range(len(row)):
@@ -232,7 +228,7 @@ def advance(state, chunk, sums):
     """[W; c] of the next chunk: W' = W − (e⊙K)ᵀG, c' = c − eᵀG; `sums` is one row."""
     add_product(state[:-1], chunk.kq[: len(chunk.decayed)].T, chunk.decayed)
     sum_rows(sums[0], chunk.decayed)
-    add(state[-1:], sums)
+    state[-1] += sums[0]
 
 
 # ------------------------------------------------------------------------------------------ forward
@@ -261,7 +257,7 @@ def forward(start, stop, sizes, numbers, rounds, segment, tokens, parameters, ke
     for number in range(start, stop):
         image, scan, head = find(places, number, sizes, parameters.reverse, tokens.strides)
         # Everything, padding included: a NaN left by the previous program would spread, as 0 · NaN.
-        copy(state, parameters.states[scan, head], columns + 1, columns)
+        np.positive(parameters.states[scan, head], state)
         tau, vector = parameters.token_scale[scan], parameters.vectors[scan, head]
         for first in range(0, sizes.tokens, size):
             count = min(size, sizes.tokens - first)
@@ -269,7 +265,7 @@ def forward(start, stop, sizes, numbers, rounds, segment, tokens, parameters, ke
             load(queries, tokens.q, places[Q], first, count, dim)
             load(chunk.v, tokens.v, places[V], first, count, dim)
             load(chunk.step.reshape(-1, 1), tokens.eta, places[ETA], first, count, 1)
-            fill(z, state[-1])
+            np.positive(state[-1], z)
             add_product(z, chunk.kq, state[:-1])
             if rounds:
                 round_to_bf16(z, count, dim)
@@ -286,8 +282,8 @@ def forward(start, stop, sizes, numbers, rounds, segment, tokens, parameters, ke
             store(z[rows:], o, places[OUT], first, count, dim)
             n, end = first // segment, first + size
             if n < kept.w.shape[3] and (end == (n + 1) * segment or end >= sizes.tokens):
-                copy(kept.w[image, scan, head, n], state, dim, dim)
-                copy(kept.c[image, scan, head, n : n + 1], state[-1:], 1, dim)
+                kept.w[image, scan, head, n] = state[:dim, :dim]
+                kept.c[image, scan, head, n] = state[-1, :dim]
 
 
 # ----------------------------------------------------------------------------------------- backward
@@ -312,15 +308,14 @@ def _query_gradient(d, x, do, vectors, sums, rstd, count, numbers):
         mean, along = mean * inverse, along * inverse
         for i in range(dim):
             row[i] = (row[i] - mean - normed[i] * along) * scale
-    clear(d, count)
+    d[count:] = 0
 
 
 @inlined
 def _weights_gradient(s, scores, tau, step, dtau, dstep, one):
     """Turns S = DGᵀ into −E⊙S, below the diagonal, and adds dE's part to dℓ and dτ."""
     zero = one - one
-    for i in range(len(dstep)):
-        dstep[i] = zero
+    dstep[:] = 0
     for t in range(len(s)):
         row, score = s[t], scores[t]
         at = min(t, len(tau) - 1)
@@ -382,7 +377,7 @@ def _key_gradient(dz, u, h, dkeys, chunk, vectors, sums, tau, dtau, dstep, count
         dstep[t] += last * de
         dlast += chunk.step[t] * de
     dtau[-1] += dlast
-    clear(dz, count)
+    dz[count:] = 0
 
 
 @inlined
@@ -401,15 +396,14 @@ def _walk(
     walked, state, chunk, sums, tokens, kept, vectors, places, begin, last, sizes, scale, numbers
 ):
     """The states before the chunks from `begin` to `last`; `state` is the first one's."""
-    columns = sizes.columns
-    copy(walked[0], state, columns + 1, columns)
+    np.positive(state, walked[0])
     for n in range(begin, last):
         count = _load(chunk, tokens, kept, places, n * sizes.size, sizes)
         normalize(chunk.z[: sizes.rows], chunk.rstd, numbers)
         inner_gradient(chunk, vectors, count, numbers)
         decay(chunk, scale)
         advance(state, chunk, sums)
-        copy(walked[n + 1 - begin], state, columns + 1, columns)
+        np.positive(state, walked[n + 1 - begin])
 
 
 @jit
@@ -443,11 +437,11 @@ def backward(start, stop, sizes, numbers, segment, do, tokens, parameters, kept,
             if n + 1 == min(begin + segment, chunks):
                 # Everything, padding included: a NaN left by the previous program would spread, as
                 # 0 · NaN.
-                copy(state, parameters.states[scan, head], columns + 1, columns)
+                np.positive(parameters.states[scan, head], state)
                 if begin:
                     last = begin // segment - 1
-                    copy(state, kept.w[image, scan, head, last], dim, dim)
-                    copy(state[-1:], kept.c[image, scan, head, last : last + 1], 1, dim)
+                    state[:dim, :dim] = kept.w[image, scan, head, last]
+                    state[-1, :dim] = kept.c[image, scan, head, last]
                 _walk(
                     walked, state, chunk, sums[2:], tokens, kept, vector, places, begin, n, sizes,
                     tau[-1], numbers,
@@ -459,38 +453,38 @@ def backward(start, stop, sizes, numbers, segment, do, tokens, parameters, kept,
             scores_of(chunk, tau, numbers.one)
             normalize(z[:rows], chunk.rstd, numbers)
             inner_gradient(chunk, vector, count, numbers)
-            fill(z[rows:], at[-1])
+            np.positive(at[-1], z[rows:])
             add_product(z[rows:], queries, at[:-1])
             add_product(z[rows:], chunk.m, chunk.inner)
             normalize(z[rows:], chunk.rstd[rows:], numbers)
 
             # The query side.
-            copy(dkq[rows:], grad, rows, columns)
-            clear(dkq[:rows], 0)
-            clear(sums, 0)
+            np.positive(grad, dkq[rows:])
+            dkq[:rows] = 0
+            sums[:] = 0
             _query_gradient(d, z[rows:], grad, vector, sums, chunk.rstd[rows:], count, numbers)
-            clear(s, 0)
-            add_product(s, d, chunk.inner.T)
+            s[:] = 0
+            add_lower_products(s, d, chunk.inner)
             _weights_gradient(s, chunk.scores, tau, chunk.step, dtau, dstep, numbers.one)
             add_product(dkq[rows:], s, keys)
             add_product(dkq[:rows], s.T, queries)
-            clear(u, 0)
+            u[:] = 0
             add_product(u, chunk.m.T, d)
 
             # The key side: back through the inner gradient and the inner model.
-            fill(h, dc)
+            np.positive(dc, h)
             add_product(h, keys, dw)
             decay(chunk, tau[-1])
             _key_gradient(dz, u, h, dkq, chunk, vector, sums, tau, dtau, dstep, count, numbers)
 
             # Through the state: dQ += DWᵀ, dK += dZWᵀ − e⊙(GdW'ᵀ).
-            add_product(dkq, dzd, at[:-1].T)
-            add_product(dkq[:rows], chunk.decayed, dw.T)
+            add_product(dkq, dzd, np.ascontiguousarray(at[:-1].T))
+            add_product(dkq[:rows], chunk.decayed, np.ascontiguousarray(dw.T))
             store(dkq[:rows], grads.dk, places[OUT], first, count, dim)
             store(dkq[rows:], grads.dq, places[OUT], first, count, dim)
             store(chunk.v, grads.dv, places[OUT], first, count, dim)
             store(dstep.reshape(-1, 1), grads.deta, places[DETA], first, count, 1)
             add_product(dw, chunk.kq.T, dzd)
             sum_rows(sums[2], dzd)
-            add(dvector, sums[:2])
-            add(dstate[-1:], sums[2:])
+            dvector += sums[:2]
+            dc += sums[2]
