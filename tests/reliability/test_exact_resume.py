@@ -96,6 +96,31 @@ def test_a_stopped_run_ends_as_an_undisturbed_one(run: Callable, options: dict) 
     assert_same_end('parts', 'whole')
 
 
+def test_a_data_error_keeps_the_steps_before_it(
+    run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run('train', config='noisy', work_dir='whole', seed=1, cfg_options=EPOCHS)
+    import noisy
+
+    load, items = noisy.NoisyData.__getitem__, []
+
+    def fail_late(self: object, index: int) -> object:
+        items.append(index)
+        # 22 images to train, 22 to validate, and four batches of the second epoch.
+        if len(items) > 60:
+            raise DataError(f'image {index} cannot be read')
+        return load(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(noisy.NoisyData, '__getitem__', fail_late)
+        with pytest.raises(DataError):
+            run('train', config='noisy', work_dir='parts', seed=1, cfg_options=EPOCHS)
+    path, _ = latest_checkpoint('parts')
+    assert Path(path).name.startswith('iter_')
+    run('train', config='noisy', work_dir='parts', resume='auto', seed=1, cfg_options=EPOCHS)
+    assert_same_end('parts', 'whole')
+
+
 def test_a_validation_that_a_kill_has_swallowed_is_made_up_for(
     run: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from mmengine import hooks
-from mmengine.dist import is_main_process
+from mmengine.dist import get_world_size, is_main_process
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
@@ -114,7 +114,7 @@ class CheckpointHook(hooks.CheckpointHook):
         if not _updated(runner):
             self._requests.request(asked)
             return
-        self._save_now(runner)
+        self._save_now(runner, runner.iter + 1)
         if asked == STOP:
             self._requests.close()
             runner.logger.info(
@@ -126,6 +126,13 @@ class CheckpointHook(hooks.CheckpointHook):
         """Stops listening."""
         self._requests.close()
         super().after_train(runner)
+
+    def save_before_error(self, runner: Runner) -> None:
+        """Saves the steps so far when a single process ends on a data error."""
+        # During validation the weights may be the averaged ones, and other ranks could not join.
+        alone = get_world_size() == 1 and isinstance(runner, Runner)
+        if alone and self._requests.listening and runner.model.training and _updated(runner):
+            self._save_now(runner, runner.iter)
 
     def _folder(self, runner: Runner) -> str:
         """Joins as mmengine does in `before_train`, where it removes files named in the hub."""
@@ -149,9 +156,8 @@ class CheckpointHook(hooks.CheckpointHook):
         if self._requests.any(bool(bad)):
             raise AnomalyError(f'No checkpoint is written. {bad or "See the other ranks."}')
 
-    def _save_now(self, runner: Runner) -> None:
+    def _save_now(self, runner: Runner, steps: int) -> None:
         """Writes `iter_<steps>.pth`, unless this step already has a checkpoint."""
-        steps = runner.iter + 1
         if self._saved_iter == steps:
             return
         self._require_good_weights(runner)

@@ -19,7 +19,7 @@ from mmengine.logging import print_log
 from mmengine.runner import Runner
 
 from mmvttt.checkpoints.read import read_content
-from mmvttt.errors import CheckpointError, ResumeError, first_line
+from mmvttt.errors import CheckpointError, DataError, ResumeError, first_line
 
 from ..registry import hook_class, type_name
 from .anomaly_hook import AnomalyHook
@@ -145,6 +145,11 @@ def protect_runner(runner: Runner, start: Start) -> Iterator[None]:
             require_weights(runner, read_content(runner._load_from), runner._load_from)
             runner.register_hook(FitHeads())
         yield
+    except DataError:
+        for hook in runner.hooks:
+            if isinstance(hook, CheckpointHook):
+                hook.save_before_error(runner)
+        raise
     finally:
         end_workers(runner)
         start.lock.release()

@@ -44,11 +44,13 @@ class Requests:
     Attributes:
         group: All ranks on CPUs, so that asking does not wait for a GPU; None with one process.
         name: The signal received, or 'a signal' if another rank has received it.
+        listening: Between `listen` and `close`.
     """
 
     def __init__(self) -> None:
         self.group: dist.ProcessGroup | None = None
         self.name = 'a signal'
+        self.listening = False
         self._requested = GO_ON
         self._last = (0, 0.0)
         self._former: dict[int, Any] = {}
@@ -56,6 +58,7 @@ class Requests:
 
     def listen(self) -> None:
         """Installs the signal handlers on all ranks."""
+        self.listening = True
         if get_world_size() > 1:
             group: Any = dist.new_group(backend='gloo')
             self.group = group
@@ -69,6 +72,7 @@ class Requests:
 
     def close(self) -> None:
         """Restores the previous handlers on all ranks."""
+        self.listening = False
         for number, handler in self._former.items():
             signal.signal(number, handler)
         self._former = {}
