@@ -307,20 +307,14 @@ def split(tokens: int, sums: int, block: int) -> tuple[int, int]:
         Number of programs for each sum, ≥ 1, and tokens for each program, a multiple of `block`. No
         program is without tokens.
     """
-    return _split(tokens, of_batch(sums), block, _ENOUGH, _LEAST_BLOCKS)
-
-
-@functools.lru_cache(maxsize=1024)
-def _split(tokens: int, sums: int, block: int, enough: int, least: int) -> tuple[int, int]:
-    """The search, cached by shape. Everything that tests change is an argument."""
-    blocks = cdiv(tokens, block)
-    most = cdiv(blocks, least)
-    splits = min(cdiv(enough, max(sums, 1)), most)
+    blocks, programs = cdiv(tokens, block), of_batch(sums)
+    most = cdiv(blocks, _LEAST_BLOCKS)
+    splits = min(cdiv(_ENOUGH, max(programs, 1)), most)
     if splits > 1:
         # With 2.2 rounds of programs the third is nearly empty: split finer if that takes less
         # time.
         finer = range(splits, min(2 * splits, most) + 1)
-        splits = min(finer, key=lambda n: cdiv(n * sums, _AT_A_TIME) * cdiv(blocks, n))
+        splits = min(finer, key=lambda n: cdiv(n * programs, _AT_A_TIME) * cdiv(blocks, n))
     span = cdiv(blocks, splits) * block
     return cdiv(tokens, span), span
 

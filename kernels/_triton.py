@@ -48,6 +48,26 @@ def store_tokens(base, first, last, stride, x, D: tl.constexpr, BLOCK: tl.conste
 
 
 @triton.jit
+def channel_pointers(base, pixels, stride, channels):
+    return base + pixels.to(tl.int64)[:, None] * stride + channels[None, :]
+
+
+@triton.jit
+def load(base, pixels, last, stride, channels, D):
+    """Loads some channels of tokens or pixels; zeros from `last` and from D on."""
+    inside = (pixels < last)[:, None] & (channels < D)[None, :]
+    return tl.load(channel_pointers(base, pixels, stride, channels), mask=inside, other=0.0)
+
+
+@triton.jit
+def store(base, pixels, last, stride, channels, D, x):
+    """Writes what `load` would read."""
+    inside = (pixels < last)[:, None] & (channels < D)[None, :]
+    pointers = channel_pointers(base, pixels, stride, channels)
+    tl.store(pointers, x.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def square(D: tl.constexpr, WIDTH: tl.constexpr):
     """Offsets of a `(D, D)` tile in rows of WIDTH."""
     return tl.arange(0, D)[:, None] * WIDTH + tl.arange(0, D)[None, :]

@@ -12,8 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import _launch
-from .._stencil import store
-from .._triton import share_of
+from .._triton import share_of, store
 
 # Triton knows no starred tuples.
 # ruff: noqa: RUF005

@@ -16,18 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import _launch
-from .._stencil import (
-    add_products,
-    correlate,
-    correlate_turned,
-    load,
-    load_neighbours,
-    load_taps,
-    share,
-    store,
-    zeros,
-)
-from .._triton import share_of
+from .._triton import channel_pointers, load, share_of, store
 
 # Triton knows no starred tuples.
 # ruff: noqa: RUF005
@@ -41,6 +30,59 @@ def _share_of(splits, span, pixels, CHANNELS: tl.constexpr):
     image, first, last = share_of(splits, span, pixels)
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     return image.to(tl.int64), first, last, channels
+
+
+@triton.jit
+def load_neighbours(base, pixels, last, stride, channels, D, h, w, ACC: tl.constexpr):
+    """x[p + δ] for the nine taps δ, in ACC; zeros outside the map."""
+    row, column = pixels // w, pixels % w
+    taps = ()
+    for tap in tl.static_range(9):
+        down, right = tap // 3 - 1, tap % 3 - 1
+        inside = (pixels < last) & (row + down >= 0) & (row + down < h)
+        inside &= (column + right >= 0) & (column + right < w)
+        pointers = channel_pointers(base, pixels + (down * w + right), stride, channels)
+        x = tl.load(pointers, mask=inside[:, None] & (channels < D)[None, :], other=0.0)
+        taps = taps + (x.to(ACC),)
+    return taps
+
+
+@triton.jit
+def load_taps(base, channels, stride_tap, stride_channel, D, ACC: tl.constexpr):
+    """Loads the nine weights of every channel."""
+    taps = ()
+    for tap in tl.static_range(9):
+        pointers = base + tap * stride_tap + channels * stride_channel
+        taps = taps + (tl.load(pointers, mask=channels < D, other=0.0).to(ACC),)
+    return taps
+
+
+@triton.jit
+def correlate(x, taps, TURNED: tl.constexpr = False):
+    """Σ_δ taps[δ]·x[p + δ], or with kernels TURNED by 180°, whose taps are in reverse.
+
+    x: nine tiles, taps: nine rows of channels.
+    """
+    total = x[0] * taps[8 if TURNED else 0][None, :]
+    for tap in tl.static_range(1, 9):
+        total += x[tap] * taps[8 - tap if TURNED else tap][None, :]
+    return total
+
+
+@triton.jit
+def _zeros(PIXELS: tl.constexpr, CHANNELS: tl.constexpr, ACC: tl.constexpr):
+    sums = ()
+    for _ in tl.static_range(9):
+        sums = sums + (tl.zeros((PIXELS, CHANNELS), ACC),)
+    return sums
+
+
+@triton.jit
+def add_products(sums, x, y):
+    out = ()
+    for tap in tl.static_range(9):
+        out = out + (sums[tap] + x[tap] * y,)
+    return out
 
 
 @triton.jit
@@ -106,7 +148,7 @@ def _step(
     image, first, last, channels = _share_of(splits, span, h * w, CHANNELS)
     k += image * k_strides[0]
     v += image * v_strides[0]
-    sums = zeros(PIXELS, CHANNELS, ACC)
+    sums = _zeros(PIXELS, CHANNELS, ACC)
     for n in tl.range(first, last, PIXELS):
         pixels = n + tl.arange(0, PIXELS)
         e = load(v, pixels, last, v_strides[1], channels, D).to(ACC)
@@ -176,12 +218,12 @@ def _read_backward(
     q += image * q_strides[0]
     dq += image * h * w * D
     taps = _stepped(w3, g + image * 9 * D, channels, D, DAMPING, ACC)
-    sums = zeros(PIXELS, CHANNELS, ACC)
+    sums = _zeros(PIXELS, CHANNELS, ACC)
     for n in tl.range(first, last, PIXELS):
         pixels = n + tl.arange(0, PIXELS)
         near = load_neighbours(do, pixels, last, do_strides[1], channels, D, h, w, ACC)
         q_tile = load(q, pixels, last, q_strides[1], channels, D).to(ACC)
-        store(dq, pixels, last, D, channels, D, correlate_turned(near, taps))
+        store(dq, pixels, last, D, channels, D, correlate(near, taps, TURNED=True))
         sums = add_products(sums, near, q_tile)
     dw += tl.program_id(0).to(tl.int64) * 9 * D + channels
     for tap in tl.static_range(9):
@@ -226,10 +268,27 @@ def _step_backward(
         keys = load_neighbours(k, pixels, last, k_strides[1], channels, D, h, w, ACC)
         values = load_neighbours(v, pixels, last, v_strides[1], channels, D, h, w, ACC)
         store(dv, pixels, last, D, channels, D, correlate(keys, j))
-        store(dk, pixels, last, D, channels, D, correlate_turned(values, j))
+        store(dk, pixels, last, D, channels, D, correlate(values, j, TURNED=True))
 
 
 # -------------------------------------------------------------------------------------------- host
+
+
+# Pixels a block and warps: a thread holds eight channels of a pixel, 16 bytes in half precision,
+# and their nine sums. tests/kernels/test_compile_kernels.py keeps registers and spills in check.
+_PIXELS = 16
+_WARPS = 4
+_CHANNELS = 64
+
+
+def config(dim: int) -> dict:
+    """Options to compile the kernels for `dim` channels with; the same for all dtypes and GPUs."""
+    channels = min(_CHANNELS, max(_launch.power_of_2(dim), 16))
+    return {
+        'PIXELS': _PIXELS * _CHANNELS // channels,
+        'CHANNELS': channels,
+        'num_warps': _WARPS,
+    }
 
 
 unsupported_reason = _launch.unsupported_reason
@@ -250,13 +309,18 @@ def _planned(
     The backward pass's if the strides of dO come first.
     """
     *do, q, k, v = strides
-    grid, sizes = share(shape, h, w)
+    batch, pixels, dim = shape
+    options = config(dim)
+    blocks = _launch.cdiv(dim, options['CHANNELS'])
+    splits, span = _launch.split(pixels, batch * blocks, options['PIXELS'])
+    grid = batch * splits, blocks
+    sizes = {'D': dim, 'h': h, 'w': w, 'span': span, 'splits': splits, **options}
     step, read = (_step_backward, _read_backward) if do else (_step, _read)
     queries = {'do': do[0], 'q': q} if do else {'q': q}
     damped = {**sizes, 'DAMPING': damping}
     of_keys, of_queries = _launch.token_strides(k=k, v=v), _launch.token_strides(**queries)
     return (
-        sizes['splits'],
+        splits,
         _launch.Launch(step, grid, **(damped if do else sizes), **of_keys),
         _launch.Launch(read, grid, **damped, **of_queries),
     )

@@ -219,7 +219,7 @@ class _Plan:
         chunks, segment = _launch.cdiv(tokens, size), reference.segment(size)
         segments = _launch.cdiv(chunks, segment)
         self.segment_programs = self.scans * segments
-        scans_per_sm = _launch.of_batch(self.scans) / _device(device)[1]
+        scans_per_sm = _launch.of_batch(self.scans) / _multiprocessors(device)
         self.apart = output_apart(dim, scans_per_sm, tokens)
         # W and c after every segment of every scan.
         self.w_kept, self.c_kept = (*by_scan, segments, dim, dim), (*by_scan, segments, dim)
@@ -287,9 +287,8 @@ _plan = _launch.plan(_Plan)
 
 
 @functools.cache
-def _device(device: torch.device) -> tuple[str, int]:
-    """Name and number of multiprocessors; arbitrary values in the interpreter."""
+def _multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; in the interpreter any number."""
     if device.type != 'cuda':
-        return device.type, 1
-    properties = torch.cuda.get_device_properties(device)
-    return properties.name, properties.multi_processor_count
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -53,7 +53,7 @@ def hopper(monkeypatch):
 
     _launch.forget_plans()
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (9, 0))
-    monkeypatch.setattr(kernel, '_device', lambda device: ('an H100', 132))
+    monkeypatch.setattr(kernel, '_multiprocessors', lambda device: 132)
     yield
     _launch.forget_plans()
 
