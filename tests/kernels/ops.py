@@ -4,18 +4,22 @@ A new op is a row of `OPS`; test_new_op.py names what else it lacks. Inputs are 
 (h, w): a sequence has h·w tokens.
 """
 
+import importlib
 import math
 from collections.abc import Callable
+from functools import partial
 
-import convolutions
-import inner_steps
 import sampling
 import scans
 import torch
+from kernel_testing import RecordedOps, normal
 from op_row import BF16, FP16, FP32, FP64, HW, MAPS, Bad, Case, Inputs, Op, no_tokens
 from torch import Tensor
 
+import ttt_kernels
+from ttt_kernels import causal_conv
 from ttt_kernels._inputs import state_dtype
+from ttt_kernels.causal_conv.reference import primal
 
 # ------------------------------------------------------------------------------------- ttt_linear
 
@@ -81,8 +85,26 @@ def convolution(tokens: int, ways: str, weights: int, dim: int, taps: int, **siz
     return Case((1, tokens), sizes, {'ways': ways})
 
 
-def make_convolution(hw: HW, *, dim: int = 6, heads: int = 1, **sizes) -> Inputs:
-    return convolutions.make(math.prod(hw), channels=dim, **sizes)
+def make_convolution(
+    hw, ways='fb', weights=2, dim=6, taps=4, batch=2, heads=1, dtype=FP64, device='cpu'
+) -> Inputs:
+    """Inputs by name; x is a part of a projection."""
+    generator = torch.Generator().manual_seed(0)
+    packed = normal(generator, batch, math.prod(hw), len(ways), 2 * dim + 1).to(device, dtype)
+    shape = (len(ways), dim, taps)
+    kernels = [normal(generator, *shape).to(device, state_dtype(dtype)) for _ in range(weights)]
+    return {'x': packed[..., :dim], **dict(zip(('weight', 'other'), kernels, strict=False))}
+
+
+def call_convolution(inputs: Inputs, hw: HW, ways='fb', backend='reference', **options) -> Tensor:
+    """The outputs side by side."""
+    options = {'directions': tuple(scans.WAYS[way] for way in ways), **options}
+    return torch.cat(causal_conv(*inputs.values(), backend=backend, **options), -1)
+
+
+def convolved(inputs: Inputs, hw: HW, ways='fb') -> Tensor:
+    x, *weights = inputs.values()
+    return torch.cat([primal(x, w, ways) for w in weights], -1)
 
 
 CONVOLUTIONS = (
@@ -95,8 +117,8 @@ CONVOLUTIONS = (
 CAUSAL_CONV = Op(
     'causal_conv',
     make_convolution,
-    lambda inputs, hw, **options: convolutions.call(inputs, **options),
-    lambda inputs, hw, **options: convolutions.primal(inputs, **options),
+    call_convolution,
+    convolved,
     tokens=('x',),
     images=('x',),
     cases=(*MAPS, *CONVOLUTIONS),
@@ -114,6 +136,56 @@ CAUSAL_CONV = Op(
 )
 
 # ----------------------------------------------------------------------------------- inner steps
+
+# With damping, s = 1/3 would leave the step tiny: this one makes it as large as the weights.
+SCALE = 5.0
+
+
+def make_step(
+    hw, dim=6, batch=2, heads=2, dtype=FP64, seed=0, device='cpu', weights=2, channels=False
+) -> Inputs:
+    """Inputs by name; a seed gives one set in all dtypes. q, k and v share one projection.
+
+    channels: Of ttt_dwconv, tokens without heads and one weight `(d, 3, 3)`.
+    """
+    generator, new = torch.Generator().manual_seed(seed), {'device': device, 'dtype': dtype}
+    width = dim if channels else heads * dim
+    packed = normal(generator, batch, math.prod(hw), 3 * width + 1)
+    # Moved in one piece: views that are moved one by one arrive contiguous.
+    tokens = packed.to(**new)[..., :-1].chunk(3, -1)
+    if channels:
+        return dict(zip('qkv', tokens, strict=True)) | {
+            'w3': (normal(generator, dim, 3, 3) / 3).to(device, state_dtype(dtype))
+        }
+    inputs = {n: x.unflatten(-1, (heads, dim)) for n, x in zip('qkv', tokens, strict=True)}
+    for i in range(1, weights + 1):
+        w = normal(generator, heads, dim, dim) / dim**0.5
+        inputs[f'w{i}'] = w.to(device, state_dtype(dtype))
+    return inputs
+
+
+def step_of(name: str, scale: float = SCALE) -> tuple[Callable[..., Tensor], ...]:
+    """The call of an op and its definition, from inputs and a map."""
+    op, reference = getattr(ttt_kernels, name), f'ttt_kernels.{name}.reference'
+
+    def call(inputs, hw, scale=scale, backend='reference', **options):
+        size = {'hw': hw} if name == 'ttt_dwconv' else {}
+        return op(**inputs, **size, scale=scale, backend=backend, **options)
+
+    def definition(inputs, hw, scale=scale, **options):
+        tensors = list(inputs.values()) + [None] * (name == 'ttt_mlp' and 'w3' not in inputs)
+        size = hw if name == 'ttt_dwconv' else ()
+        return importlib.import_module(reference).primal(*tensors, *size, scale, **options)
+
+    return call, definition
+
+
+def inner_gradient(op: Op, inputs: Inputs, hw: HW, backend: str | None) -> Tensor:
+    """G, which the registered op keeps for its backward pass."""
+    with RecordedOps() as calls:
+        op.call(inputs, hw, scale=1 / 3, backend=backend)
+    return calls[0][2][1]
+
 
 GPU_MAPS = tuple(
     Case(hw, {'dim': d})
@@ -136,9 +208,8 @@ def step_cases(**options) -> tuple[Case, ...]:
 
 TTT_GLU = Op(
     'ttt_glu',
-    inner_steps.make_glu,
-    inner_steps.call_glu,
-    lambda inputs, hw, **options: inner_steps.primal('ttt_glu', inputs, **options),
+    make_step,
+    *step_of('ttt_glu'),
     **INNER_STEP,
     cases=step_cases(damping=False),
     kernel_cases=kernel_maps(32, 64, 5, 48, damping=False),
@@ -152,9 +223,8 @@ TTT_GLU = Op(
 )
 TTT_DWCONV = Op(
     'ttt_dwconv',
-    lambda hw, *, heads=1, **sizes: inner_steps.make_dwconv(hw, **sizes),
-    inner_steps.call_dwconv,
-    lambda inputs, hw, **options: inner_steps.primal('ttt_dwconv', inputs, *hw, **options),
+    partial(make_step, channels=True),
+    *step_of('ttt_dwconv'),
     **INNER_STEP,
     cases=step_cases(damping=False),
     kernel_cases=(
@@ -173,8 +243,6 @@ TTT_DWCONV = Op(
     ),
 )
 MLP = {
-    'call': inner_steps.call_mlp,
-    'definition': lambda inputs, hw, **options: inner_steps.primal('ttt_mlp', inputs, **options),
     **INNER_STEP,
     'cases': step_cases(loss='l2'),
     'kernel_cases': (
@@ -191,14 +259,16 @@ BAD_MLP = (
 )
 TTT_MLP = Op(
     'ttt_mlp',
-    inner_steps.make_glu,
+    make_step,
+    *step_of('ttt_mlp', scale=1.0),
     **MLP,
     refused={r'd is 72; the kernels have at most 64': Case((2, 2), {'dim': 72})},
     bad=BAD_MLP,
 )
 TTT_MLP_SWIGLU = Op(
     'ttt_mlp',
-    inner_steps.make_swiglu,
+    partial(make_step, weights=3),
+    *step_of('ttt_mlp', scale=1.0),
     **MLP,
     refused={r'd is 128; the kernels have at most 64': Case((2, 2), {'dim': 128})},
     bad=BAD_MLP,

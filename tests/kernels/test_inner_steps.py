@@ -7,9 +7,8 @@ import math
 
 import pytest
 import torch
-from inner_steps import inner_gradient
 from kernel_testing import error, normal
-from ops import STEPS
+from ops import STEPS, inner_gradient
 
 import ttt_kernels
 from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from inner_steps import inner_gradient
 from kernel_testing import assert_same, error, with_gradients
 from op_row import BF16, FP16, FP32, Case
-from ops import OPS, STEPS, TTT_LINEAR
+from ops import OPS, STEPS, TTT_LINEAR, inner_gradient
 
 pytestmark = pytest.mark.gpu
 HW = (31, 33)

@@ -12,10 +12,9 @@ import sampling
 import torch
 import triton
 import triton.language as tl
-from inner_steps import inner_gradient
 from kernel_testing import assert_same, error, normal, opcheck, with_gradients
 from op_row import FP16, FP32, FP64, Case
-from ops import OPS, STEPS, pyramid
+from ops import OPS, STEPS, inner_gradient, pyramid
 from scans import OP, OP_BACKWARD, call, make
 
 from ttt_kernels import _launch
