@@ -61,9 +61,3 @@ def test_sizes_on_the_gpu_are_those_in_numbers():
         torch.cuda.set_sync_debug_mode('default')
     assert torch.equal(actual[0], expected[0])
     assert all(torch.equal(actual[1][n], x) for n, x in expected[1].items())
-
-
-def test_everything_in_one_cell():
-    inputs = make(((9, 9),), 500, dim=32, dtype=torch.float32)
-    inputs['sampling_locations'] = torch.full_like(inputs['sampling_locations'], 0.47)
-    check(inputs, ((9, 9),))

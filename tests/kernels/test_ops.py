@@ -4,6 +4,7 @@ The ops, their calls and tolerances are the rows of ops.py.
 """
 
 import importlib.util
+import itertools
 from unittest.mock import Mock
 
 import pytest
@@ -26,15 +27,20 @@ BACKENDS = {(n, 'reference'): o for n, o in OPS.items()}
 BACKENDS |= {(n, 'numba'): o for n, o in HAVE_NUMBA.items()}
 
 
+MARKS = {'numba': without_numba, 'triton': pytest.mark.interpreter}
+
+
 def marked(*values, name, backend='reference'):
-    marks = without_numba if backend == 'numba' else ()
-    return pytest.param(*values, id=name, marks=marks)
+    return pytest.param(*values, id=name, marks=MARKS.get(backend, ()))
 
 
 every_op = pytest.mark.parametrize('op', [marked(o, name=n) for n, o in OPS.items()])
-every_backend = pytest.mark.parametrize(
-    ('op', 'backend'),
-    [marked(o, b, name=f'{n}-{b}', backend=b) for (n, b), o in BACKENDS.items()],
+every_backend, with_triton = (
+    pytest.mark.parametrize(
+        ('op', 'backend'),
+        [marked(o, b, name=f'{n}-{b}', backend=b) for (n, b), o in backends.items()],
+    )
+    for backends in (BACKENDS, BACKENDS | {(n, 'triton'): o for n, o in OPS.items()})
 )
 on_numba = pytest.mark.parametrize(
     'op', [marked(o, name=n, backend='numba') for n, o in HAVE_NUMBA.items()]
@@ -79,26 +85,26 @@ def test_a_nan_stays_in_its_image(op, backend):
                 torch.testing.assert_close(actual, expected[1][n][image], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize('layout', ['expanded', 'permuted'])
-@every_backend
-def test_strided_inputs_and_gradients(op, backend, layout):
-    inputs = op.make(HW)
-    for name in op.images:
-        x = inputs[name]
-        if layout == 'expanded':
-            x = x[:1].expand_as(x)
-        else:
-            turn = tuple(range(x.dim()))[::-1]
-            x = x.permute(turn).contiguous().permute(turn)
-        inputs[name] = x
+LAYOUTS = (
+    lambda x: x[:1].expand_as(x),
+    lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
+    lambda x: x.mT.contiguous().mT,
+    lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+)
+
+
+@pytest.mark.parametrize('first', [0, 3])
+@with_triton
+def test_any_strides(op, backend, first, request):
+    """Every tensor has its own, the gradient of the output too."""
+    if backend == 'triton':
+        request.getfixturevalue('several_programs')
+    dense = op.make(HW, dim=32)
+    layouts = itertools.cycle((*LAYOUTS[first:], *LAYOUTS[:first]))
+    grad = next(layouts)(normal(torch.Generator().manual_seed(2), *op.call(dense, HW).shape))
+    inputs = dense | {n: next(layouts)(dense[n]) for n in op.images}
     dense = {n: x.contiguous() for n, x in inputs.items()}
-    output = on(op, backend)(inputs)
-    assert output.is_contiguous()
-    grad = torch.ones((), dtype=FP64).expand(output.shape)
-    if layout == 'permuted':
-        generator = torch.Generator().manual_seed(2)
-        turn = tuple(range(output.dim()))[::-1]
-        grad = normal(generator, *output.shape[::-1]).permute(turn)
+    assert on(op, backend)(inputs).is_contiguous()
     actual = with_gradients(on(op, backend), inputs, grad=grad)
     expected = with_gradients(on(op, backend), dense, grad=grad.contiguous())
     assert_same(actual, expected, 1e-12)
@@ -359,19 +365,6 @@ def test_every_input_is_checked(op, name):
     for value, kind in bad:
         with pytest.raises(kind, match=f'^{op.name}: '):
             op.call({**inputs, name: value}, HW)
-
-
-def test_an_unknown_backend():
-    op = OPS['ttt_glu']
-    with pytest.raises(ValueError, match=r"'triton', 'numba' or 'reference', got 'cuda'"):
-        on(op, 'cuda')(op.make(HW, dtype=FP32))
-
-
-@every_op
-def test_triton_without_a_gpu_says_why(op, monkeypatch):
-    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
-    with pytest.raises(RuntimeError, match=r"backend='triton' cannot run here: .*backend=None"):
-        on(op, 'triton')(op.make(HW, dtype=FP32))
 
 
 # ------------------------------------------------------------------------------------------ numba

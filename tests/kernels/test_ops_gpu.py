@@ -65,52 +65,32 @@ def test_the_same_bits_come_out_again(op):
         assert all(torch.equal(first[1][n], x) for n, x in again[1].items())
 
 
-@pytest.mark.parametrize('layout', ['reversed', 'expanded'])
+@pytest.mark.parametrize('layout', ['reversed', 'expanded', 'not aligned'])
 @every_op
-def test_any_strides(op, layout):
+def test_any_layout(op, layout):
     inputs = make(op, FP16)
+    on_gpu(op)(inputs)  # compiles for aligned tokens
     for name in op.tokens:
         x = inputs[name]
         turn = tuple(range(x.dim()))[::-1]
-        strided = x[:1].expand_as(x) if layout == 'expanded' else x.permute(turn).contiguous()
-        inputs[name] = strided if layout == 'expanded' else strided.permute(turn)
-    dense = {n: x.contiguous() for n, x in inputs.items()}
-    actual, expected = on_gpu(op)(inputs), on_gpu(op)(dense)
-    if layout == 'reversed':
-        assert torch.equal(actual, expected)
-    else:
-        # Rows that are not aligned are loaded and summed in another order.
-        assert error(actual, expected) < op.kernel_tolerance[FP16]
+        inputs[name] = {
+            'reversed': x.permute(turn).contiguous().permute(turn),
+            'expanded': x[:1].expand_as(x),
+            'not aligned': torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+        }[layout]
+    copies = {n: x.clone(memory_format=torch.contiguous_format) for n, x in inputs.items()}
+    actual, expected = on_gpu(op)(inputs), on_gpu(op)(copies)
+    # Rows that are not aligned are loaded and summed in another order.
+    assert error(actual, expected) < op.kernel_tolerance[FP16]
 
 
 @every_op
-def test_tokens_at_addresses_that_are_not_aligned(op):
-    inputs = make(op, FP16)
-    expected = on_gpu(op)(inputs)  # compiles for aligned ones
-    shifted = {
-        name: torch.cat([inputs[name].new_zeros(1), inputs[name].flatten()])[1:]
-        for name in op.tokens
-    }
-    inputs |= {name: x.view(inputs[name].shape) for name, x in shifted.items()}
-    assert error(on_gpu(op)(inputs), expected) < op.kernel_tolerance[FP16]
-
-
-@every_op
-def test_a_gpu_takes_the_kernel_by_itself(op):
-    inputs = make(op, BF16)
-    with warnings.catch_warnings():
+def test_a_gpu_takes_the_kernel_by_itself_under_autocast_too(op):
+    inputs = make(op, FP32)
+    rounded = {n: x.half() if n in op.tokens else x for n, x in inputs.items()}
+    with warnings.catch_warnings(), torch.autocast('cuda', dtype=FP16):
         warnings.simplefilter('error')
         actual = on_gpu(op, backend=None)(inputs)
-    assert torch.equal(actual, on_gpu(op)(inputs))
-
-
-@every_op
-def test_autocast(op):
-    inputs = make(op, FP32)
-    with torch.autocast('cuda', dtype=FP16):
-        actual = on_gpu(op, backend=None)(inputs)
-    tokens = op.tokens
-    rounded = {n: x.half() if n in tokens else x for n, x in inputs.items()}
     assert actual.dtype == FP16
     assert torch.equal(actual, on_gpu(op)(rounded))
 

@@ -44,36 +44,10 @@ def test_output_and_every_gradient_follow_the_definition(op, case):
     op.check(case, FP64, 'triton', op.kernel_tolerance)
 
 
-@several_programs
-def expanded(x):
-    return x[:1].expand_as(x)
-
-
 def turned(x):
     """In memory the dimensions before the last are in reverse."""
     turn = (*range(x.dim() - 1)[::-1], x.dim() - 1)
     return x.permute(turn).contiguous().permute(turn)
-
-
-@several_programs
-@pytest.mark.parametrize('grad', ['expanded', 'slice'])
-@every_op
-def test_any_strides(op, grad):
-    """Of every tensor its own."""
-    inputs = op.make(HW, dim=32, batch=2)
-    # The third stays a view of a packed projection.
-    for change, name in zip((expanded, turned), op.tokens, strict=False):
-        inputs[name] = change(inputs[name])
-    dense = {n: x.contiguous() for n, x in inputs.items()}
-    shape = op.call(inputs, HW).shape
-    do = torch.ones((), dtype=FP64).expand(shape)
-    if grad == 'slice':
-        do = normal(torch.Generator().manual_seed(2), *shape[:-1], 3 * shape[-1])
-        do = do[..., : shape[-1]]
-    actual = with_gradients(on_triton(op), inputs, grad=do)
-    expected = with_gradients(on_triton(op), dense, grad=do.contiguous())
-    assert torch.equal(actual[0], expected[0])
-    assert all(torch.equal(actual[1][n], x) for n, x in expected[1].items())
 
 
 @several_programs

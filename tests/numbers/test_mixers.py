@@ -66,16 +66,12 @@ def check(name, tokens, device, draws=2):
 
 
 @every_device
-@pytest.mark.parametrize('tokens', [1, 63])
-@pytest.mark.parametrize('name', MIXERS)
+@pytest.mark.parametrize(
+    ('name', 'tokens'),
+    [*((n, t) for n in MIXERS for t in (1, 63)), *((n, 196) for n in (*VITTT, *VIT3))],
+)
 def test_output_and_every_gradient(name, tokens, device):
     check(name, tokens, device)
-
-
-@every_device
-@pytest.mark.parametrize('name', {**VITTT, **VIT3})
-def test_an_image_of_224_pixels(name, device):
-    check(name, 196, device)
 
 
 # torch's own LayerNorm sums the gradients of its weight and bias over the tokens in their type on a
