@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -218,7 +219,7 @@ class _Plan:
         by_scan, self.scans = (batch, scans, heads), batch * scans * heads
         chunks, segment = _launch.cdiv(tokens, size), reference.segment(size)
         segments = _launch.cdiv(chunks, segment)
-        self.segment_programs = self.scans * segments
+        parts = self.scans * segments
         scans_per_sm = _launch.of_batch(self.scans) / _multiprocessors(device)
         self.apart = output_apart(dim, scans_per_sm, tokens)
         # W and c after every segment of every scan.
@@ -240,47 +241,30 @@ class _Plan:
             'PRECISION': _launch.precision(dtype),
             'num_warps': dim // CHUNK,
         }
-        # Strides of q, k, v, without the last dimension's, which is read as contiguous.
-        strides = tuple(x[:-1] for x in strides)
-        # By whether programs share a multiprocessor.
-        alone, together = (
-            {**sizes, **_launch.most_registers(registers(dtype, dim, shared))}
-            for shared in (False, True)
-        )
+
+        def launch(kernel: Any, programs: int, tokens: int, shared: bool, **constants: Any) -> Any:
+            """The launch of a kernel of the first `tokens` of q, k and v.
+
+            Their last dimension is read as contiguous.
+            """
+            constants |= _launch.most_registers(registers(dtype, dim, shared))
+            steps = tuple(x[:-1] for x in strides[:tokens])
+            return _launch.Launch(kernel, (programs,), strides=steps, **sizes, **constants)
+
         # A scan that has a multiprocessor to itself, or shares it with one other, may use all
         # registers.
-        share, launch = scans_per_sm > 2, _launch.Launch
+        share = scans_per_sm > 2
+        forward, backward = _forward_kernels, _backward_kernels
         # By whether the states are kept.
         self.forward_scan = [
-            launch(
-                _forward_kernels.forward_scan,
-                (self.scans,),
-                strides=strides,
-                KEEP=keep,
-                APART=self.apart,
-                **(together if share else alone),
-            )
+            launch(forward.forward_scan, self.scans, 3, share, KEEP=keep, APART=self.apart)
             for keep in (False, True)
         ]
-        self.forward_output = launch(
-            _forward_kernels.forward_output,
-            (self.segment_programs,),
-            strides=strides[:2],
-            **together,
-        )
-        self.backward_query = launch(
-            _backward_kernels.backward_query, (self.segment_programs,), strides=strides, **alone
-        )
+        self.forward_output = launch(forward.forward_output, parts, 2, True)
+        self.backward_query = launch(backward.backward_query, parts, 3, False)
         # Three programs with spills are faster than two on an H100.
-        self.backward_chain = launch(
-            _backward_kernels.backward_chain,
-            (self.scans,),
-            strides=strides[:2],
-            **(together if share else alone),
-        )
-        self.backward_key = launch(
-            _backward_kernels.backward_key, (self.segment_programs,), strides=strides[:2], **alone
-        )
+        self.backward_chain = launch(backward.backward_chain, self.scans, 2, share)
+        self.backward_key = launch(backward.backward_key, parts, 2, False)
 
 
 _plan = _launch.plan(_Plan)

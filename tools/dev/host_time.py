@@ -1,7 +1,6 @@
 """Host time of the ops and of training steps, beside torch's layer_norm, DeiT-S and Swin-T of timm.
 
-    python tools/dev/host_time.py [--out FILE] [--profile Vittt-S]
-        [--only ops|launches|steps|compiled]
+    python tools/dev/host_time.py [--out FILE] [--only ops|launches|steps|compiled]
 
 Without a GPU the tensors are tiny, launches do nothing, and times are processor time of one thread.
 `launches` has the ops with all of a launch but the driver's part; Triton compiles them first.
@@ -13,9 +12,7 @@ On a GPU nothing is replaced: wall, GPU and host time of the same ops and steps,
 """
 
 import argparse
-import cProfile
 import os
-import pstats
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -196,9 +193,7 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def time_steps(
-    seconds: float, size: list[int], ways: tuple[str, ...], profiled: str
-) -> Iterator[Row]:
+def time_steps(seconds: float, size: list[int], ways: tuple[str, ...]) -> Iterator[Row]:
     """A training step of every model, and its calls of torch and casts among them."""
     steps = {
         (name, way): training_step(name, size, way)
@@ -219,11 +214,6 @@ def time_steps(
                 step()
             row |= dict(calls=calls.counts.total(), casts=calls.counts['_to_copy'])
         yield row
-        if name == profiled:
-            with cProfile.Profile() as profile:
-                for _ in range(5):
-                    step()
-            pstats.Stats(profile).sort_stats('tottime').print_stats(30)
 
 
 def main() -> None:
@@ -233,7 +223,6 @@ def main() -> None:
     parser.add_argument('--only', choices=['ops', 'launches', 'steps', 'compiled'])
     parser.add_argument('--seconds', type=float, default=2.0, help='for each figure')
     parser.add_argument('--size', default='128x224x224', help='of a step on a GPU')
-    parser.add_argument('--profile', choices=MODELS, help='model whose steps are profiled')
     parser.add_argument('--out', default='host_time.csv')
     args = parser.parse_args()
     size = [1, 64, 64]
@@ -244,8 +233,8 @@ def main() -> None:
     parts = {
         'ops': partial(time_ops, args.seconds / 4),
         'launches': partial(time_launches, args.seconds / 4),
-        'steps': partial(time_steps, args.seconds, size, (), args.profile),
-        'compiled': partial(time_steps, args.seconds, size, ('blocks', 'model'), args.profile),
+        'steps': partial(time_steps, args.seconds, size, ()),
+        'compiled': partial(time_steps, args.seconds, size, ('blocks', 'model')),
     }
     rows: list[Row] = []
     for part in [args.only] if args.only else ['ops', 'steps']:
