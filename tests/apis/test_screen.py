@@ -29,11 +29,7 @@ def test_the_screen_shows_a_summary_and_the_log_all(
     lines = printed[printed.index('model     TinyModel') :].splitlines()[3:]
     assert [w for w in ('Epoch(train)', 'Epoch(val)') if not any(w in x for x in lines)] == []
     assert len(lines) <= 9, printed
-
-
-def test_the_screen_of_a_test_has_its_tables(run: Callable, capfd: pytest.CaptureFixture) -> None:
-    run('train', work_dir='a', cfg_options={'train_cfg.max_epochs': 1})
-    capfd.readouterr()
+    # A test shows its tables.
     run('evaluate', 'a/epoch_1.pth', work_dir='b')
     printed = ''.join(capfd.readouterr())
     assert 'Epoch(test)' in printed

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -54,11 +53,7 @@ def test_roboflow_keeps_ids_and_drops_what_has_no_box(tmp_path: Path) -> None:
     assert (data.format, data.task, data.classes) == ('COCO', 'boxes', ('cat',))
     # The files of the same name are those of the same part.
     train, val = lists(root, tmp_path)
-    assert [i['file_name'] for i in train['images']] == [
-        'train/a.jpg',
-        'train/b.jpg',
-        'train/c.jpg',
-    ]
+    assert [i['file_name'] for i in train['images']] == [f'train/{n}.jpg' for n in 'abc']
     assert [i['file_name'] for i in val['images']] == ['valid/a.jpg', 'valid/b.jpg']
     assert train['annotations'][2]['bbox'] == [4, 3, 16, 12]
     assert {a['category_id'] for a in train['annotations']} == {1}
@@ -105,8 +100,6 @@ def test_yolo_polygons_are_masks(tmp_path: Path) -> None:
         picture(tmp_path / 'images' / f'{name}.jpg')
         text(tmp_path / 'labels' / f'{name}.txt', '0 0.1 0.1 0.5 0.1 0.5 0.5')
     text(tmp_path / 'data.yaml', 'names: [cat]')
-    for part in ('images', 'labels'):
-        (tmp_path / part).rename(tmp_path / part)
     with pytest.raises(DataError, match='1 classes'):
         read_folder(tmp_path)  # two pictures: none to validate
     picture(tmp_path / 'images' / 'c.jpg')
@@ -125,16 +118,10 @@ def test_voc_beside_and_apart(folder: str, tmp_path: Path) -> None:
         content = f'<annotation>{entry.format(0)}{entry.format(1)}</annotation>'
         text(tmp_path / folder / f'{name}.xml', content)
     data = read_folder(tmp_path)
-    assert (data.format, data.classes, len(data.train), len(data.val)) == (
-        'Pascal VOC',
-        ('dog',),
-        4,
-        1,
-    )
-    assert [(o['bbox'], o['iscrowd']) for o in data.train[0].objects] == [
-        ([4, 3, 16, 12], 0),
-        ([4, 3, 16, 12], 1),
-    ]
+    assert (data.format, data.classes) == ('Pascal VOC', ('dog',))
+    assert (len(data.train), len(data.val)) == (4, 1)
+    boxes = [(o['bbox'], o['iscrowd']) for o in data.train[0].objects]
+    assert boxes == [([4, 3, 16, 12], 0), ([4, 3, 16, 12], 1)]
 
 
 @pytest.mark.parametrize(
@@ -218,4 +205,3 @@ def test_one_channel_photographs_in_class_folders_are_no_label_maps(tmp_path: Pa
         for name in range(4):
             picture(tmp_path / label / f'{label}{name}.png', 'L')
     assert read_folder(tmp_path).task == 'classes'
-    assert np.asarray(Image.open(tmp_path / 'cell' / 'cell0.png')).max() == 1
