@@ -1,6 +1,7 @@
 """A model without batch statistics, its data, and a hook that keeps what every rank has seen."""
 
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,9 @@ class Keep(Hook):
     """
 
     def __init__(self) -> None:
-        self.seen: list[list[int]] = []
-        self.losses: list[float] = []
+        # Of this process alone: a resume would restore lists, those of rank 0.
+        self.seen: deque[list[int]] = deque()
+        self.losses: deque[float] = deque()
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict
@@ -59,7 +61,7 @@ class Keep(Hook):
 
     def after_train(self, runner: Runner) -> None:
         weights = {n: p.detach().clone() for n, p in runner.model.named_parameters()}
-        kept = dict(seen=self.seen, losses=self.losses, weights=weights)
+        kept = dict(seen=[*self.seen], losses=[*self.losses], weights=weights)
         torch.save(kept, Path(runner.work_dir) / f'rank_{runner.rank}.pth')
 
 
