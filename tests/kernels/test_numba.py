@@ -22,6 +22,15 @@ caching = pytest.importorskip('numba.core.caching')
 _numba = pytest.importorskip('ttt_kernels._numba')
 
 
+@pytest.fixture
+def threads(monkeypatch):
+    """Sets the number of torch's threads, which work of any size is worth."""
+    monkeypatch.setattr(_numba, '_WORTH_A_THREAD', 1)
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
 def on_numba(inputs, **options):
     return call(inputs, backend='numba', **options)
 
@@ -61,18 +70,14 @@ def test_tokens_without_variance_and_without_an_epsilon():
     torch.testing.assert_close(on_numba(inputs, eps=0.0), call(inputs, eps=0.0))
 
 
-def test_a_failing_part_is_the_callers_error():
+def test_a_failing_part_is_the_callers_error(threads):
     def kernel(start, stop):
         if start <= 3 < stop:
             raise IndexError('of part 3')
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(IndexError, match='of part 3'):
-            _numba.parallel(kernel, 8, 10**9)
-    finally:
-        torch.set_num_threads(before)
+    threads(2)
+    with pytest.raises(IndexError, match='of part 3'):
+        _numba.parallel(kernel, 8, 10**9)
 
 
 def _in_a_fork(connection, inputs):
@@ -80,14 +85,11 @@ def _in_a_fork(connection, inputs):
     connection.send(float(on_numba(inputs).double().sum()))
 
 
-def test_a_forked_worker_can_run_it(monkeypatch):
+def test_a_forked_worker_can_run_it(threads):
     # The parent has started a team of threads, which the fork does not have.
-    monkeypatch.setattr('ttt_kernels._numba._WORTH_A_THREAD', 1)
+    threads(2)
     inputs = make(37, dtype=torch.float32)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
     expected = float(on_numba(inputs).double().sum())
-    torch.set_num_threads(before)
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context('fork')
     worker = context.Process(target=_in_a_fork, args=(theirs, inputs))
@@ -98,23 +100,18 @@ def test_a_forked_worker_can_run_it(monkeypatch):
     assert worker.exitcode == 0
 
 
-def test_calls_at_once_with_teams_of_their_own(monkeypatch):
+def test_calls_at_once_with_teams_of_their_own(threads):
     # As in a server.
-    monkeypatch.setattr('ttt_kernels._numba._WORTH_A_THREAD', 1)
     inputs = make(117, batch=3, dim=16, dtype=torch.float32)
 
-    def output(threads):
-        torch.set_num_threads(threads)
+    def output(number):
+        threads(number)
         return on_numba(inputs)
 
-    before = torch.get_num_threads()
-    try:
-        expected = output(1)
-        with ThreadPoolExecutor(4) as pool:
-            calls = [pool.submit(output, threads) for threads in 3 * (1, 2, 4, 8)]
-            outputs = [call.result(timeout=60) for call in calls]
-    finally:
-        torch.set_num_threads(before)
+    expected = output(1)
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(output, number) for number in 3 * (1, 2, 4, 8)]
+        outputs = [call.result(timeout=60) for call in calls]
     assert all(torch.equal(x, expected) for x in outputs)
 
 
