@@ -1,4 +1,4 @@
-"""Names of transformers' vision transformers, and timm's: one table of names a family.
+"""Names of transformers' vision transformers, and timm's.
 
 Both forms in which transformers has written them are known: the files on its hub, with the
 names of its version 4, and the `state_dict` of version 5. Queries, keys and values, which it keeps
@@ -7,7 +7,6 @@ apart, become one tensor.
 
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import torch
 from timm.models.eva import Eva
@@ -17,59 +16,36 @@ from ..errors import CheckpointError, CheckpointMismatchError
 
 Rules = tuple[tuple[str, str], ...]
 
-# Names that all families share. `(?:…)` has both versions of the name.
-_EMBEDDINGS: Rules = (
-    (r'embeddings\.cls_token$', 'cls_token'),
-    (r'embeddings\.distillation_token$', 'dist_token'),
-    (r'embeddings\.register_tokens$', 'reg_token'),
-    (r'embeddings\.position_embeddings$', 'pos_embed'),
-    (r'embeddings\.patch_embeddings(?:\.projection)?\.(weight|bias)$', r'patch_embed.proj.\1'),
-)
-_ATTENTION: Rules = (
-    (r'attention\.(?:attention\.)?(?:query|q_proj)\.', 'attn.q.'),
-    (r'attention\.(?:attention\.)?(?:key|k_proj)\.', 'attn.k.'),
-    (r'attention\.(?:attention\.)?(?:value|v_proj)\.', 'attn.v.'),
-    (r'attention\.(?:output\.dense|o_proj)\.', 'attn.proj.'),
-)
-_DINO: Rules = (
-    *_ATTENTION,
-    (r'norm([12])\.', r'norm\1.'),
-    (r'mlp\.fc([12])\.', r'mlp.fc\1.'),
-)
-_DINOV2: Rules = (
-    *_DINO,
+# Behind the number of a block. `(?:…)` has both versions of the name.
+_BLOCK: Rules = (
+    (r'(?:attention|self_attn)\.(?:attention\.)?(?:query|q_proj)\.', 'attn.q.'),
+    (r'(?:attention|self_attn)\.(?:attention\.)?(?:key|k_proj)\.', 'attn.k.'),
+    (r'(?:attention|self_attn)\.(?:attention\.)?(?:value|v_proj)\.', 'attn.v.'),
+    (r'(?:attention\.(?:output\.dense|o_proj)|self_attn\.out_proj)\.', 'attn.proj.'),
+    (r'(?:norm1|layer_norm1|layernorm_before)\.', 'norm1.'),
+    (r'(?:norm2|layer_norm2|layernorm_after)\.', 'norm2.'),
     (r'layer_scale([12])\.lambda1$', r'ls\1.gamma'),
-    (r'mlp\.weights_in\.', 'mlp.fc1.'),
+    (r'(?:intermediate\.dense|mlp\.fc1|mlp\.weights_in)\.', 'mlp.fc1.'),
     (r'mlp\.gate_proj\.', 'mlp.gate.'),
     (r'mlp\.up_proj\.', 'mlp.up.'),
-    (r'mlp\.(?:weights_out|down_proj)\.', 'mlp.fc2.'),
+    (r'(?:output\.dense|mlp\.fc2|mlp\.weights_out|mlp\.down_proj)\.', 'mlp.fc2.'),
 )
 _DINOV3: Rules = (
-    *_DINO,
     (r'layer_scale([12])\.lambda1$', r'gamma_\1'),
     (r'mlp\.gate_proj\.', 'mlp.fc1_g.'),
-    (r'mlp\.up_proj\.', 'mlp.up.'),
-    (r'mlp\.down_proj\.', 'mlp.fc2.'),
+    *_BLOCK,
 )
-_VIT: Rules = (
-    *_ATTENTION,
-    (r'layernorm_before\.', 'norm1.'),
-    (r'layernorm_after\.', 'norm2.'),
-    (r'(?:intermediate\.dense|mlp\.fc1)\.', 'mlp.fc1.'),
-    (r'(?:output\.dense|mlp\.fc2)\.', 'mlp.fc2.'),
-)
-_CLIP: Rules = (
-    (r'self_attn\.([qkv])_proj\.', r'attn.\1.'),
-    (r'self_attn\.out_proj\.', 'attn.proj.'),
-    (r'layer_norm([12])\.', r'norm\1.'),
-    (r'mlp\.fc([12])\.', r'mlp.fc\1.'),
-)
-_CLIP_REST: Rules = (
-    (r'embeddings\.class_embedding$', 'cls_token'),
-    (r'embeddings\.position_embedding\.weight$', 'pos_embed'),
-    (r'embeddings\.patch_embedding\.(weight|bias)$', r'patch_embed.proj.\1'),
+_REST: Rules = (
+    (r'embeddings\.(?:cls_token|class_embedding)$', 'cls_token'),
+    (r'embeddings\.distillation_token$', 'dist_token'),
+    (r'embeddings\.register_tokens$', 'reg_token'),
+    (r'embeddings\.(?:position_embeddings|position_embedding\.weight)$', 'pos_embed'),
+    (
+        r'embeddings\.(?:patch_embeddings(?:\.projection)?|patch_embedding)\.(weight|bias)$',
+        r'patch_embed.proj.\1',
+    ),
     (r'pre_layrnorm\.', 'norm_pre.'),
-    (r'post_layernorm\.', 'norm.'),
+    (r'(?:post_layernorm|layernorm|norm)\.', 'norm.'),
     # SigLIP's pooling.
     (r'head\.probe$', 'attn_pool.latent'),
     (r'head\.attention\.in_proj_', 'attn_pool.qkv.'),
@@ -77,31 +53,15 @@ _CLIP_REST: Rules = (
     (r'head\.layernorm\.', 'attn_pool.norm.'),
     (r'head\.mlp\.', 'attn_pool.mlp.'),
 )
-_NORM: Rules = ((r'(?:layernorm|norm)\.', 'norm.'),)
-
-
-class Family(NamedTuple):
-    """The names of one family of transformers: in blocks and outside them → timm's.
-
-    `mark` is a name that tells the family; its group 1 is the part up to a block.
-    """
-
-    mark: str
-    block: Rules
-    rest: Rules
-
-
-FAMILIES: Mapping[str, Family] = {
-    'DINOv3': Family(
-        r'((?:model\.)?layer\.)0\.attention\.q_proj\.weight$', _DINOV3, (*_EMBEDDINGS, *_NORM)
-    ),
-    'DINOv2': Family(
-        r'(encoder\.layer\.)0\.layer_scale1\.lambda1$', _DINOV2, (*_EMBEDDINGS, *_NORM)
-    ),
-    'ViT, DeiT, ViT-MAE': Family(
-        r'((?:encoder\.layer|layers)\.)0\.layernorm_before\.weight$', _VIT, (*_EMBEDDINGS, *_NORM)
-    ),
-    'CLIP, SigLIP': Family(r'(encoder\.layers\.)0\.self_attn\.q_proj\.weight$', _CLIP, _CLIP_REST),
+# A name that tells the family, whose group 1 is the part up to a block → the rules of its blocks.
+_FAMILIES: Mapping[str, Rules] = {
+    r'((?:model\.)?layer\.)0\.attention\.q_proj\.weight$': _DINOV3,
+    # DINOv2.
+    r'(encoder\.layer\.)0\.layer_scale1\.lambda1$': _BLOCK,
+    # ViT, DeiT and ViT-MAE.
+    r'((?:encoder\.layer|layers)\.)0\.layernorm_before\.weight$': _BLOCK,
+    # CLIP and SigLIP.
+    r'(encoder\.layers\.)0\.self_attn\.q_proj\.weight$': _BLOCK,
 }
 # Outside the backbone, whatever its prefix.
 _HEADS: Rules = (
@@ -126,9 +86,9 @@ def timm_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         CheckpointError: A name of a family's file is not known, or a query, key or value is absent.
     """
-    family, prefix, blocks = _family(weights)
+    rules, prefix, blocks = _family(weights)
     tensors: dict[str, Tensor] = {}
-    if family is None:
+    if not rules:
         for name, value in weights.items():
             add_once(tensors, _CHUNKED.sub(r'\1.\2.', name), value, name)
         return tensors
@@ -137,31 +97,31 @@ def timm_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if _DROPPED.match(name) or _DROPPED.match(short):
             continue
         if block := re.match(rf'{re.escape(blocks)}(\d+)\.', short):
-            new = renamed(family.block, short[block.end() :])
+            new = renamed(rules, short[block.end() :])
             new = new and f'blocks.{block[1]}.{new}'
         else:
-            new = renamed(family.rest, short) or renamed(_HEADS, name)
+            new = renamed(_REST, short) or renamed(_HEADS, name)
         if new is None:
             raise CheckpointError(
                 f'{name} is not a name of this family in transformers; give the '
                 'checkpoint as transformers saves it, or one of timm.'
             )
         add_once(tensors, new, value, name)
-    _join(tensors, is_eva=family.block is _DINOV3)
+    _join(tensors, is_eva=rules is _DINOV3)
     return _shaped(tensors)
 
 
-def _family(weights: Mapping[str, Tensor]) -> tuple[Family | None, str, str]:
-    """The family, what precedes its names, and what precedes a block's number."""
-    for family in FAMILIES.values():
+def _family(weights: Mapping[str, Tensor]) -> tuple[Rules, str, str]:
+    """The rules of a family, what precedes its names, and what precedes a block's number."""
+    for pattern, rules in _FAMILIES.items():
         for name in weights:
-            mark = re.search(rf'(?:^|\.){family.mark}', name)
+            mark = re.search(rf'(?:^|\.){pattern}', name)
             # The text's half has the same blocks.
             if mark and 'text_model' not in name and 'decoder' not in name:
                 prefix = name[: mark.start(1)]
                 if any(n.startswith(f'{prefix}embeddings.patch_embedding') for n in weights):
-                    return family, prefix, mark[1]
-    return None, '', ''
+                    return rules, prefix, mark[1]
+    return (), '', ''
 
 
 def renamed(rules: Rules, name: str) -> str | None:
