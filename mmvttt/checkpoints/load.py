@@ -1,4 +1,4 @@
-"""Loads weights, and logs which of them matched."""
+"""Loads weights, and logs which of them matched; an error if hardly any do."""
 
 from __future__ import annotations
 
@@ -6,25 +6,68 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, CheckpointMismatchError, OptionTypeError, first_line
-from .download import shown
 from .families import timm_names
-from .match import LoadReport, compare, least_matched, require_match, require_parts
-from .preparation import saved_preparation, warn_of_other_images
-from .read import named_tensors, read_content, under
-from .sources import find_source
+from .preparation import Preparation, warn_of_other_images
+from .read import Checkpoint, open_checkpoint, under
 
 StateDict = Mapping[str, Tensor]
 
 _log = logging.getLogger(__name__)
+# Below this share of matching tensors a checkpoint belongs to another model.
+_LEAST = 0.1
+_LISTED = 8
+_DIGITS = re.compile(r'\d+')
 _VIT = re.compile(r'(^|\.)(blocks|layers)\.0\.attn\.qkv\.weight$')
+# Without all of one of these, a network computes something else.
+_WHOLE = {
+    'patch embeddings': r'(^|\.)patch_embed\..*weight$',
+    'feed-forward networks': r'\.mlp\..*weight$',
+    'queries, keys and values': r'\.(in_proj|qkv|q_proj|k_proj|v_proj)\.weight$',
+    'layer scales': r'\.(ls[12]\.gamma|gamma_[12])$',
+    'register tokens': r'(^|\.)reg_token$',
+}
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """Comparison of a checkpoint's tensors with a module's.
+
+    Attributes:
+        matched: Same name and shape.
+        missing: Only in the module; unchanged by loading.
+        unexpected: Only in the checkpoint; ignored.
+        mismatched: Same name but another shape, or integers instead of floats: `name: checkpoint's
+            → module's`; unchanged by loading.
+        preparation: Mean and deviation, in 0 to 1, of the images that the weights were trained on;
+            None if the checkpoint does not say.
+    """
+
+    matched: list[str]
+    missing: list[str]
+    unexpected: list[str]
+    mismatched: list[str]
+    preparation: Preparation | None = None
+
+    def __str__(self) -> str:
+        lines = [f'{len(self.matched)} tensors matched']
+        for kind in ('missing', 'unexpected', 'mismatched'):
+            names = getattr(self, kind)
+            if names:
+                more = f', … {len(names) - _LISTED} more' if len(names) > _LISTED else ''
+                lines.append(f'{len(names)} {kind}: {", ".join(names[:_LISTED])}{more}')
+        if self.preparation is not None and any(self.preparation.mean):
+            lines.append(
+                'trained on pixels in 0 to 1, with mean={} and std={}'.format(*self.preparation)
+            )
+        return '\n'.join(lines)
 
 
 def adapted(module: nn.Module, weights: StateDict) -> dict[str, Tensor]:
@@ -97,45 +140,44 @@ def load_pretrained(
         raise OptionTypeError(
             f"prefix={prefix!r}: give the beginning of the names, e.g. 'backbone.'"
         )
-    found = find_source(checkpoint)
-    source = found.name
-    content = read_content(found, map_location)
-    weights = named_tensors(content, source, ema, key)
-    config = found.config()
-    parts: Iterable[Any] = module.modules() if config else ()
-    try:
-        for part in parts:
-            if hasattr(part, 'require_config'):
-                part.require_config(config, source)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f'the config.json of {source!r} has an entry that makes no sense '
-            f'({type(error).__name__}: {error}): copy the whole folder again'
-        ) from error
+    opened = open_checkpoint(checkpoint, map_location)
+    source, weights = opened.name, opened.weights(ema, key)
+    _require_config(module, opened)
     fit = adapt or partial(adapted, module)
     if prefix is None:
         prefix = _found_prefix(module, weights, fit, source)
     prefix = f'{prefix.rstrip(".")}.' if prefix else ''
-    fitted = fit(under(weights, prefix))
-    weights = {name: v for name, v in weights.items() if not name.startswith(prefix)}
-    weights |= {f'{prefix}{name}': v for name, v in fitted.items()}
-    preparation = found.preparation or saved_preparation(content)
-    report = replace(require_match(module, weights, source, prefix), preparation=preparation)
-    inside = under(weights, prefix)
+    inside = fit(under(weights, prefix))
+    report = require_match(module, inside, source, prefix, weights)
+    report = replace(report, preparation=opened.preparation)
     new = {
         f'{name}.{parameter}' if name else parameter
         for name, part in module.named_modules()
         if hasattr(part, 'new_parameters')
         for parameter in part.new_parameters()
     }
-    require_parts(report, new, source)
+    _require_parts(report, new, source)
     module.load_state_dict({name: inside[name] for name in report.matched}, strict=False)
     lost = report.mismatched or not new.issuperset(report.missing)
     level = logging.WARNING if lost else logging.INFO
     _log.log(level, 'Weights of %s from %s: %s', type(module).__name__, source, report)
+    preparation = report.preparation
     if preparation is not None and not preparation.step:
         warn_of_other_images(source, preparation, getattr(module, 'data_preprocessor', None))
     return report
+
+
+def _require_config(module: nn.Module, opened: Checkpoint) -> None:
+    parts: Any = module.modules() if opened.config else ()
+    try:
+        for part in parts:
+            if hasattr(part, 'require_config'):
+                part.require_config(opened.config, opened.name)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f'the config.json of {opened.name!r} has an entry that makes no sense '
+            f'({type(error).__name__}: {error}): copy the whole folder again'
+        ) from error
 
 
 def require_some(module: nn.Module, weights: StateDict, source: str) -> LoadReport:
@@ -149,10 +191,14 @@ def require_whole(module: nn.Module, weights: StateDict, source: str) -> None:
     Raises:
         CheckpointMismatchError: It has none of the name and shape of some parameter.
     """
-    source = shown(source)
     report = require_some(module, weights, source)
     names = {name for name, _ in module.named_parameters()}
     lacking = [*report.mismatched, *(name for name in report.missing if name in names)]
+    require_none_lacking(lacking, module, source)
+
+
+def require_none_lacking(lacking: list[str], module: nn.Module, source: str) -> None:
+    """Raises a CheckpointMismatchError where tensors of a module would stay random."""
     if lacking:
         more = f', … {len(lacking) - 4} more' if len(lacking) > 4 else ''
         raise CheckpointMismatchError(
@@ -176,7 +222,7 @@ def _found_prefix(
         except CheckpointError:
             return 0
 
-    least = least_matched(module)
+    least = _least_matched(module)
     if matched('') >= least:
         return ''
     parts = [name.split('.') for name in weights]
@@ -193,3 +239,82 @@ def _found_prefix(
         )
     _log.info('%s: taking what is under %r', source, first)
     return first
+
+
+def compare(module: nn.Module, weights: StateDict) -> LoadReport:
+    """Compares names and shapes of a module's state with a checkpoint's."""
+    expected = module.state_dict()
+    kinds = {
+        n: (_kind(weights[n]), _kind(tensor)) for n, tensor in expected.items() if n in weights
+    }
+    return LoadReport(
+        matched=[n for n, (there, here) in kinds.items() if there == here],
+        # Batch counters do not matter, and many files lack them.
+        missing=[n for n in expected if n not in weights and not n.endswith('num_batches_tracked')],
+        unexpected=[n for n in weights if n not in expected],
+        mismatched=[
+            f'{n}: {there} → {here}' for n, (there, here) in kinds.items() if there != here
+        ],
+    )
+
+
+def _kind(tensor: Tensor) -> str:
+    """The shape, marked if the numbers are integers, because quantised weights cannot be loaded."""
+    shape = str(tuple(tensor.shape))
+    return shape if tensor.is_floating_point() else f'{shape} of integers'
+
+
+def _require_parts(report: LoadReport, new: Collection[str], source: str) -> None:
+    """Refuses a checkpoint that has none of a part that all blocks have, or no patch embedding.
+
+    No checkpoint of the source has the names `new`.
+    """
+    lost = [*report.missing, *(line.partition(':')[0] for line in report.mismatched)]
+    # 'blocks.#.mlp.fc1.weight', the same tensor of all blocks.
+    there = {_DIGITS.sub('#', name) for name in report.matched}
+    for name in lost:
+        part = next((part for part, p in _WHOLE.items() if re.search(p, name)), None)
+        if part and name not in new and _DIGITS.sub('#', name) not in there:
+            raise CheckpointMismatchError(
+                f'{source!r} has no {part} that fit ({name}), which would be random: give the '
+                'weights of this model, or the model of these weights. '
+                + str(report).replace('\n', '; ')
+            )
+
+
+def _least_matched(module: nn.Module) -> float:
+    """Number of a module's tensors below which a checkpoint belongs to another model."""
+    return max(1, _LEAST * len(module.state_dict()))
+
+
+def require_match(
+    module: nn.Module,
+    weights: StateDict,
+    source: str,
+    prefix: str = '',
+    names: Collection[str] = (),
+) -> LoadReport:
+    """Compares weights with a module's.
+
+    The error has what they come from: all `names` of the file, of which those with the `prefix`
+    were taken.
+
+    Raises:
+        CheckpointMismatchError: Fewer than a tenth of the module's tensors match.
+    """
+    report = compare(module, weights)
+    size, least = len(module.state_dict()), _least_matched(module)
+    if len(report.matched) >= least:
+        return report
+    advice = 'give the checkpoint of this architecture'
+    if 2 * len(report.mismatched) >= size:
+        advice = (
+            f'{len(report.mismatched)} have the names of this model in other shapes, '
+            f'{report.mismatched[0]}: build the model in the size of the checkpoint'
+        )
+    heads = Counter(name.partition('.')[0] for name in names or weights)
+    listed = ', '.join(f'{head}. ({count})' for head, count in heads.most_common(_LISTED))
+    raise CheckpointMismatchError(
+        f'{source!r} has {len(report.matched)} of the {size} tensors of {type(module).__name__}'
+        f'{f" under prefix={prefix!r}" if prefix else ""}; its names begin with {listed}; {advice}'
+    )

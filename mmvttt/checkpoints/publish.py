@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..version import __version__
 from .atomic_write import write_whole
-from .read import META, named_tensors, read_content, saved_classes, under
+from .read import META, open_checkpoint, saved_classes, under
 
 _HASH_DIGITS = 8
 _SUFFIXES = ('.pth', '.safetensors')
@@ -55,8 +55,8 @@ def publish_checkpoint(
         raise UsageError(
             f'the new checkpoint {os.fspath(out)!r} must end in {" or ".join(_SUFFIXES)}'
         )
-    content = read_content(path)
-    weights = named_tensors(content, os.fspath(path))
+    opened = open_checkpoint(path)
+    content, weights = opened.content, opened.weights()
     published = under(weights, prefix)
     if not published:
         heads = sorted({name.partition('.')[0] + '.' for name in weights})

@@ -10,7 +10,7 @@ import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -18,14 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.serialization import safe_globals
 
-from ..errors import (
-    CheckpointError,
-    RefusedCheckpointError,
-    first_line,
-)
+from ..errors import CheckpointError, RefusedCheckpointError, first_line
 from .allow_list import allowed
 from .authors import by_our_names
-from .download import shown
+from .preparation import Preparation, saved_preparation
 from .sources import Source, find_source
 
 # Entries in which training scripts store the weights, in order of preference.
@@ -51,8 +47,36 @@ _WRAPPERS = re.compile(
 _log = logging.getLogger(__name__)
 
 
+class Checkpoint(NamedTuple):
+    """A checkpoint, read.
+
+    Attributes:
+        name: The name for messages, without password and query.
+        content: See `read_content`.
+        config: The config.json that transformers or timm wrote beside the weights, or an empty one.
+        preparation: How the images of the training were prepared; None if nothing says it.
+    """
+
+    name: str
+    content: Any
+    config: Mapping[str, Any]
+    preparation: Preparation | None
+
+    def weights(self, ema: bool = False, key: str | None = None) -> dict[str, Tensor]:
+        """The named tensors, see `read_weights`."""
+        return named_tensors(self.content, self.name, ema, key)
+
+
+def open_checkpoint(checkpoint: str | os.PathLike[str], map_location: Any = 'cpu') -> Checkpoint:
+    """Reads a checkpoint, as `read_content` does, and what lies beside it."""
+    source = find_source(checkpoint).intact()
+    config, beside = source.config(), source.preparation
+    content = _by_our_names(_content(source, map_location), source.name)
+    return Checkpoint(source.name, content, config, beside or saved_preparation(content))
+
+
 def read_weights(
-    checkpoint: str | os.PathLike[str] | Source,
+    checkpoint: str | os.PathLike[str],
     map_location: Any = 'cpu',
     ema: bool = False,
     key: str | None = None,
@@ -68,12 +92,11 @@ def read_weights(
     Raises:
         CheckpointError: See `read_content`; or the file has no weights, or several.
     """
-    source = checkpoint if isinstance(checkpoint, Source) else find_source(checkpoint)
-    return named_tensors(read_content(source, map_location), source.name, ema, key)
+    return open_checkpoint(checkpoint, map_location).weights(ema, key)
 
 
 def read_content(
-    checkpoint: str | os.PathLike[str] | Source | IO[bytes],
+    checkpoint: str | os.PathLike[str] | IO[bytes],
     map_location: Any = 'cpu',
     mmap: bool = False,
 ) -> Any:
@@ -101,12 +124,15 @@ def read_content(
         RefusedCheckpointError: It has objects that need pickle's code execution.
         CheckpointError: The file is not a checkpoint, is damaged, or cannot be downloaded.
     """
-    is_open = hasattr(checkpoint, 'read') and hasattr(checkpoint, 'seek')
-    source: Any = checkpoint
-    if not is_open and not isinstance(checkpoint, Source):
-        source = find_source(source)
-    name = getattr(source, 'name', 'the checkpoint')
-    content = _content(source, map_location, mmap)
+    opened: Any = checkpoint
+    if hasattr(opened, 'read') and hasattr(opened, 'seek'):
+        return _by_our_names(_read(opened, '', map_location), 'the checkpoint')
+    source = find_source(opened).intact()
+    return _by_our_names(_content(source, map_location, mmap), source.name)
+
+
+def _by_our_names(content: Any, name: str) -> Any:
+    """Renames the weights of the authors' code in the content of a file."""
     if not isinstance(content, Mapping):
         return content
     entries = {k: v for k in _CONTAINERS if isinstance(v := content.get(k), Mapping)}
@@ -127,11 +153,8 @@ def read_content(
     return {**meta, **{k: v for k, v in ours.items() if k}, 'state_dict': ours[best]}
 
 
-def _content(source: Any, map_location: Any, mmap: bool) -> Any:
-    """The content of a `Source`'s files, or of an open file."""
-    if not isinstance(source, Source):
-        return _read(source, '', map_location)
-    source.require_intact()
+def _content(source: Source, map_location: Any, mmap: bool = False) -> Any:
+    """The content of a source's files."""
     parts: dict[str, Any] = {}
     for path in source.files:
         with open(path, 'rb') as opened:
@@ -277,7 +300,6 @@ def named_tensors(
     content: Any, source: str, ema: bool = False, key: str | None = None
 ) -> dict[str, Tensor]:
     """The weights in a result of `read_content`; `source` names it in the error."""
-    source = shown(source)
     entries = content if isinstance(content, Mapping) else {}
     containers: tuple[str, ...] = (key,) if key else _EMA if ema else _CONTAINERS
     if ema and 'ema_state_dict' in entries:

@@ -86,8 +86,8 @@ class Source:
                 return Preparation([*values[0]], [*values[1]])
         return None
 
-    def require_intact(self) -> None:
-        """Compares each file with the digest of its download, or the one in its name.
+    def intact(self) -> Source:
+        """Returns itself, each file compared with the digest of its download or in its name.
 
         Raises:
             CheckpointError: A file has changed, or cannot be read.
@@ -109,6 +109,7 @@ class Source:
                     'delete it and download it again (or rename it, if the digits in its name are '
                     'no digest)'
                 )
+        return self
 
 
 def _are_numbers(values: Any) -> bool:

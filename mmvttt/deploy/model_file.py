@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checkpoints.download import shown
-from ..checkpoints.load import load_pretrained
+from ..checkpoints.load import load_pretrained, require_none_lacking
 from ..checkpoints.published import PUBLISHED, SCHEME
-from ..errors import CheckpointMismatchError
 from ..named_model import NamedModel, image_channels, read_picture
 from .compare import Comparison, Runs, compare
 from .export import export_module
@@ -56,9 +54,13 @@ def write_model(
         RuntimeError: The file computes something else than the model.
     """
     network.eval().requires_grad_(False)
+    source = named.weights
     if checkpoint is not None:
-        _load_all(named.model, checkpoint, getattr(network, 'prefixes', ''))
-    source = named.weights if checkpoint is None else shown(os.fspath(checkpoint))
+        source = shown(os.fspath(checkpoint))
+        report = load_pretrained(named.model, checkpoint)
+        lacking = [*report.mismatched, *report.missing]
+        parts = getattr(network, 'prefixes', '')
+        require_none_lacking([n for n in lacking if n.startswith(parts)], named.model, source)
     published = f' (published: --checkpoint {SCHEME}{named.name})' * (named.name in PUBLISHED)
     print(f'{named.name}: weights of {source}' if source else f'random weights{published}')
     height, width = size or named.size
@@ -94,20 +96,3 @@ def write_model(
         if not comparison.good:
             raise RuntimeError(f'{out} differs from the model on {comparison}')
         yield comparison
-
-
-def _load_all(
-    model: nn.Module,
-    checkpoint: str | os.PathLike[str],
-    parts: str | tuple[str, ...],
-) -> None:
-    report = load_pretrained(model, checkpoint)
-    missing = [name for name in report.missing if name.startswith(parts)]
-    mismatched = [line for line in report.mismatched if line.startswith(parts)]
-    if missing or mismatched:
-        lacking = replace(report, missing=missing, mismatched=mismatched, unexpected=[])
-        raise CheckpointMismatchError(
-            f'{shown(os.fspath(checkpoint))!r} would leave random numbers in the file: '
-            f'{"; ".join(str(lacking).splitlines())}. Give the config and the --cfg-options that '
-            'the checkpoint was trained with'
-        )

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from ..arguments import check_choice
 from ..checkpoints.families import add_once, renamed, timm_names
-from ..checkpoints.load import adapted, load_pretrained
-from ..checkpoints.match import LoadReport, compare
+from ..checkpoints.load import LoadReport, adapted, compare, load_pretrained
 from ..checkpoints.read import read_weights
 from ..errors import CheckpointError, CheckpointMismatchError, OptionTypeError
 from .backbones import T5

@@ -18,7 +18,7 @@ from mmvttt.errors import OptionError
 from ..arguments import check_int
 from ..checkpoints.authors import by_our_names
 from ..checkpoints.download import shown
-from ..checkpoints.match import require_match
+from ..checkpoints.load import require_match
 from ..checkpoints.preparation import IMAGENET
 from ..checkpoints.published import PUBLISHED, SCHEME
 from ..checkpoints.read import read_weights

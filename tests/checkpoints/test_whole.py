@@ -13,7 +13,7 @@ from torch import Tensor
 from mmvttt.checkpoints.authors import by_our_names
 from mmvttt.checkpoints.download import _request, named_digest, shown
 from mmvttt.checkpoints.families import timm_names
-from mmvttt.checkpoints.load import load_pretrained, require_whole
+from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.read import named_tensors, read_weights, saved_classes
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.backbones import TimmViT
@@ -152,14 +152,9 @@ def test_what_a_log_shows_of_a_url() -> None:
     assert _request(url).full_url == 'https://host/a.pth?token=secret'
     assert _request(url).unredirected_hdrs['Authorization'].startswith('Basic ')
     assert shown('a?b.pth') == 'a?b.pth'
-    for fails in (
-        lambda: read_weights(f'ftp{url[5:]}'),
-        lambda: named_tensors({'a': 1}, url),
-        lambda: require_whole(torch.nn.Linear(2, 2), {'weight': torch.ones(2, 2)}, url),
-    ):
-        with pytest.raises(CheckpointError, match=r'(https|ftp)://host/a') as error:
-            fails()
-        assert 'secret' not in str(error.value)
+    with pytest.raises(CheckpointError, match='ftp://host/a') as error:
+        read_weights(f'ftp{url[5:]}')
+    assert 'secret' not in str(error.value)
 
 
 def test_classes_of_a_checkpoint() -> None:

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mmvttt.checkpoints import read
-from mmvttt.checkpoints.load import adapted
-from mmvttt.checkpoints.match import compare
+from mmvttt.checkpoints.load import adapted, compare
 from mmvttt.checkpoints.published import PUBLISHED, Published
-from mmvttt.checkpoints.sources import Source
 from mmvttt.models.backbones import T5, HViT3, ViT3
 from mmvttt.models.generation.dit3 import DIT, DiT3, position_table
 from mmvttt.models.inherit import inherit_vit
@@ -79,8 +77,7 @@ def authors_file(row: Published, model: nn.Module) -> dict[str, Any]:
 def test_every_tensor_has_its_place(row: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(row)
     file = authors_file(row, model)
-    monkeypatch.setattr(read, '_content', lambda *_: file)
-    content = read.read_content(Source(row.name, ()))
+    content = read._by_our_names(file, row.name)
     weights = read.named_tensors(content, row.name)
     report = compare(model, adapted(model, weights))
     assert not report.missing

@@ -19,9 +19,8 @@ from torch import nn
 
 from mmvttt.arguments import check_part
 from mmvttt.checkpoints.load import adapted, require_whole
-from mmvttt.checkpoints.preparation import saved_preparation, warn_of_other_images
-from mmvttt.checkpoints.read import named_tensors, read_content
-from mmvttt.checkpoints.sources import without_password
+from mmvttt.checkpoints.preparation import warn_of_other_images
+from mmvttt.checkpoints.read import open_checkpoint
 from mmvttt.deploy.prepare import prepare
 from mmvttt.errors import UsageError
 from mmvttt.named_model import image_channels
@@ -64,18 +63,17 @@ def open_model(
     tests = [d for d in datasets_of(config) if d.split == 'test' and not d.metric]
     if not tests:
         raise UsageError('the config has no test_dataloader, whose pipeline prepares photographs')
-    source = without_password(os.fspath(checkpoint))
-    content = read_content(source)
-    weights = named_tensors(content, source)
+    opened = open_checkpoint(checkpoint)
+    weights, content = opened.weights(), opened.content
     model_config = copy.deepcopy(config.model)
     if (preprocessor := config.get('data_preprocessor')) is not None:
         model_config.setdefault('data_preprocessor', preprocessor)
     with _BUILDING:
         init_default_scope(scope)
         model = MODELS.build(model_config)
-    require_whole(model, weights, source)
+    require_whole(model, weights, opened.name)
     here = preparation_of(config, 'test', model.data_preprocessor)
-    warn_of_other_images(source, saved_preparation(content), here)
+    warn_of_other_images(opened.name, opened.preparation, here)
     model.load_state_dict(adapted(model, weights), strict=False)
     model = revert_sync_batchnorm(model).to(device).eval()
     meta = content.get('meta') if isinstance(content, Mapping) else None

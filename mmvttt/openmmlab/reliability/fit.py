@@ -19,8 +19,7 @@ from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
 from mmvttt.checkpoints.download import shown
-from mmvttt.checkpoints.load import require_some, require_whole
-from mmvttt.checkpoints.match import compare
+from mmvttt.checkpoints.load import compare, require_some, require_whole
 from mmvttt.checkpoints.preparation import saved_preparation, warn_of_other_images
 from mmvttt.checkpoints.read import named_tensors, saved_classes
 from mmvttt.errors import CheckpointMismatchError, ResumeError, UsageError
