@@ -26,8 +26,7 @@ def main() -> None:
         from mmvttt.checkpoints.sources import find_source
 
         for row in rows:
-            source = find_source(f'{SCHEME}{row.name}')
-            source.require_intact()
+            source = find_source(f'{SCHEME}{row.name}').intact()
             print(f'{row.name}: {source.files[0]}')
 
 

@@ -1,4 +1,7 @@
-"""Weights by the names of the authors of ViT³, H-ViT³, T⁵, DiT³ and DiT⁵ → ours."""
+"""Weights by the names of the authors of ViT³, H-ViT³, T⁵, DiT³ and DiT⁵ → ours.
+
+Those of diffusers' DiT, too, with any mixer that `mmvttt.linearize` gave it.
+"""
 
 import re
 from collections.abc import Mapping
@@ -40,6 +43,22 @@ _DIT: Rules = (
     (r'(blocks\.\d+)\.attn\.qk_(scale|offset)_ttt$', r'\1.mixer.qk_\2'),
     (r'(blocks\.\d+)\.attn\.', r'\1.mixer.'),
     (r'(blocks\.\d+)\.cpe\.', r'\1.cpe.'),
+)
+_DIFFUSERS_MARK = 'transformer_blocks.0.norm1.emb.class_embedder.embedding_table.weight'
+# Each block of diffusers' has equal embedders of time and class.
+_EMBEDDED = r'transformer_blocks\.\d+\.norm1\.emb\.'
+_BLOCK = r'transformer_(blocks\.\d+)\.'
+_DIFFUSERS: Rules = (
+    (r'pos_embed\.proj\.', 'patch_embed.'),
+    (rf'{_EMBEDDED}timestep_embedder\.', 'time_embed.'),
+    (rf'{_EMBEDDED}class_embedder\.embedding_table\.', 'label_embed.'),
+    (r'proj_out_1\.', 'final_modulation.'),
+    (r'proj_out_2\.', 'final_linear.'),
+    (rf'{_BLOCK}norm1\.linear\.', r'\1.modulation.'),
+    (rf'{_BLOCK}ff\.', r'\1.mlp.'),
+    (rf'{_BLOCK}attn1\.to_out\.0\.', r'\1.mixer.proj.'),
+    (rf'{_BLOCK}attn1\.to_([qkv])\.', r'\1.mixer.\2.'),
+    (rf'{_BLOCK}attn1\.processor\.', r'\1.mixer.'),
 )
 _INNER = re.compile(r'\.mixer\.(w[123])$')
 
@@ -128,3 +147,26 @@ def _require_table(value: Tensor) -> None:
             'pos_embed is not the fixed table of a square map that DiT has: the model was trained '
             'with other positions, which DiT3 does not have.'
         )
+
+
+def from_diffusers(weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The weights by the names of `DiT3`, if they are a DiT of diffusers; None for any others.
+
+    Raises:
+        CheckpointError: The blocks have embedders of different values, which `DiT3` does not have.
+    """
+    if _DIFFUSERS_MARK not in weights:
+        return None
+    tensors: dict[str, Tensor] = {}
+    for theirs, value in weights.items():
+        ours = renamed(_DIFFUSERS, theirs) or theirs
+        if not torch.equal(tensors.setdefault(ours, value), value):
+            raise CheckpointError(
+                f'{theirs} is another one than in the blocks before: DiT3 has one embedding of '
+                'time and class, and the checkpoint was trained with one for each block.'
+            )
+    for name in [n for n in tensors if '.mixer.q.' in n]:
+        thirds = [name.replace('.q.', f'.{part}.') for part in 'qkv']
+        if all(third in tensors for third in thirds):
+            tensors[name.replace('.q.', '.qkv.')] = torch.cat([tensors.pop(n) for n in thirds])
+    return tensors

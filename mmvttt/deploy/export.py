@@ -22,8 +22,7 @@ from mmvttt.errors import OptionError, UsageError, first_line
 from mmvttt.outputs import check_new_file
 from ttt_kernels import decompositions
 
-from .compare import Runs, as_sequence
-from .runtime import WEIGHTS, OnnxFile, OpenVINOFile, digest_of_weights, require_openvino
+from .runtime import WEIGHTS, OnnxFile, OpenVINOFile, Runs, digest_of_weights, require_openvino
 
 OPSET = 18
 SUFFIXES = ('.pt2', '.onnx', '.xml')
@@ -219,3 +218,8 @@ def _write_openvino(written: Any, out: Path, notes: dict[str, str]) -> Runs:
             os.replace(graph, new)
             os.replace(graph.with_suffix('.bin'), weights)
     return OpenVINOFile(out)
+
+
+def as_sequence(outputs: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+    """One output or several → a tuple."""
+    return [outputs] if isinstance(outputs, Tensor) else outputs

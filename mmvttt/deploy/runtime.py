@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from mmvttt.errors import UsageError, first_line
 
+# Runs a file: an image `(B, C, H, W)` → its outputs.
+Runs = Callable[[Tensor], Sequence[Tensor]]
 # Note of an .xml: the digest of its .bin.
 WEIGHTS = 'weights'
 # Names of OpenVINO.

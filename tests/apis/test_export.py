@@ -10,8 +10,8 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from mmvttt.deploy.compare import compare
 from mmvttt.deploy.export import _resized, export_module
+from mmvttt.deploy.model_file import compare
 from mmvttt.errors import CheckpointMismatchError, OptionError, UsageError
 from mmvttt.models.backbones import T5, TimmViT, Vittt
 from mmvttt.models.layers import neighborhood

@@ -17,7 +17,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_int
-from mmvttt.checkpoints.dit import from_diffusers
+from mmvttt.checkpoints.authors import from_diffusers
 from mmvttt.errors import OptionError
 
 from ..backbones.base import resolve_arch

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmvttt.deploy.compare import Comparison, Runs
 from mmvttt.deploy.export import require_format
-from mmvttt.deploy.model_file import write_model
+from mmvttt.deploy.model_file import Comparison, write_model
+from mmvttt.deploy.runtime import Runs
 from mmvttt.errors import UsageError
 
 from ..analysis.models import find_model, samples_of, toolbox_of
