@@ -66,7 +66,13 @@ class Classifier(nn.Module):
     ) -> None:
         super().__init__()
         check_int('num_classes', num_classes, 0)
-        self.backbone = self._build(backbone_cls, in_channels=in_chans, **backbone)
+        self.backbone = backbone_cls(in_channels=in_chans, **backbone)
+        mode = getattr(self.backbone, 'cls_mode', 'mean')
+        if mode != 'mean':
+            raise OptionError(
+                f'cls_mode={mode!r}: a timm model pools the patches by global_pool; leave '
+                "cls_mode out, or take the backbone itself with out_type='avg_featmap'."
+            )
         sizes = self._sizes()
         self.feature_info = [
             dict(module=f'backbone.{self.parts}.{i}', num_chs=channels, reduction=stride)
@@ -79,16 +85,6 @@ class Classifier(nn.Module):
             self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate
         )
         self.register_load_state_dict_pre_hook(_from_authors)
-
-    def _build(self, backbone_cls: Callable[..., nn.Module], **options: Any) -> nn.Module:
-        backbone = backbone_cls(**options)
-        mode = getattr(backbone, 'cls_mode', 'mean')
-        if mode != 'mean':
-            raise OptionError(
-                f'cls_mode={mode!r}: a timm model pools the patches by global_pool; leave '
-                "cls_mode out, or take the backbone itself with out_type='avg_featmap'."
-            )
-        return backbone
 
     def _sizes(self) -> list[tuple[int, int]]:
         """Channels and stride of each part's map."""
@@ -107,8 +103,9 @@ class Classifier(nn.Module):
         load_pretrained(self, source, self.num_classes, self.in_chans)
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Resizes the stored position embedding; images of any size work without this."""
-        self.backbone.set_image_size(img_size)
+        """Resizes a stored position embedding; images of any size work without this."""
+        if hasattr(self.backbone, 'set_image_size'):
+            self.backbone.set_image_size(img_size)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Image `(B, in_chans, H, W)` → normed map `(B, C, h, w)` of the last part."""
@@ -154,7 +151,9 @@ class Classifier(nn.Module):
         ):
             x = y
             if i in chosen:
-                y = self._normed(y) if norm and self._can_norm(i) else y
+                # The norm of a pyramid has the channels of its last stage.
+                normed = norm and (i == count - 1 or self.parts == 'blocks')
+                y = self._normed(y) if normed else y
                 features.append(y if output_fmt == 'NCHW' else y.flatten(2).transpose(1, 2))
         if output_dict:
             final = {} if intermediates_only else {'image_features': self._normed(x)}
@@ -181,10 +180,6 @@ class Classifier(nn.Module):
         """A map after the backbone's final norm of tokens."""
         return to_map(self.backbone.norm(x.flatten(2).transpose(1, 2)), x.shape[2:])
 
-    def _can_norm(self, part: int) -> bool:
-        """Whether the final norm has the channels of a part."""
-        return True
-
     def prune_intermediate_layers(
         self,
         indices: int | Sequence[int] = 1,
@@ -195,17 +190,13 @@ class Classifier(nn.Module):
         parts = getattr(self.backbone, self.parts)
         chosen, last = feature_take_indices(len(parts), indices)
         setattr(self.backbone, self.parts, parts[: last + 1])
-        self._forget_after(last)
+        if self.parts == 'blocks':
+            self.backbone.num_layers, self.backbone.out_indices = last + 1, (last,)
         if prune_norm:
             self.backbone.norm = nn.Identity()
         if prune_head:
             self.reset_classifier(0, '')
         return chosen
-
-    def _forget_after(self, last: int) -> None:
-        """Ends the backbone with the last requested part."""
-        self.backbone.num_layers = last + 1
-        self.backbone.out_indices = (last,)
 
     def get_classifier(self) -> nn.Module:
         """The linear layer of the logits."""
@@ -219,7 +210,9 @@ class Classifier(nn.Module):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Turns the (non-reentrant) checkpointing of the blocks on or off."""
-        self.backbone.with_cp = enable
+        for module in self.backbone.modules():
+            if hasattr(module, 'with_cp'):
+                module.with_cp = enable
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not decay, beyond biases and other 1-D ones."""
@@ -233,22 +226,12 @@ class Classifier(nn.Module):
 
 
 class StagedClassifier(Classifier):
-    """H-ViT³ with a linear head; its parts are the stages.
-
-    Takes the options of `Classifier`; `img_size` is without effect, as no weight depends on it.
-    """
+    """H-ViT³ with a linear head; its parts are the stages."""
 
     parts = 'stages'
 
-    def _build(self, backbone_cls: Callable[..., nn.Module], **options: Any) -> nn.Module:
-        options.pop('img_size', None)
-        return backbone_cls(**options, out_type='avg_featmap')
-
     def _sizes(self) -> list[tuple[int, int]]:
         return [(channels, 4 << i) for i, channels in enumerate(self.backbone.embed_dims)]
-
-    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Does nothing: images of any size are taken."""
 
     def _maps(self, x: Tensor, count: int) -> Iterator[Tensor]:
         return self.backbone.maps(x, count)
@@ -256,17 +239,6 @@ class StagedClassifier(Classifier):
     def _normed(self, x: Tensor) -> Tensor:
         """A map after the backbone's final norm of channels."""
         return self.backbone.norm(x)
-
-    def _can_norm(self, part: int) -> bool:
-        return part == len(self.backbone.stages) - 1
-
-    def _forget_after(self, last: int) -> None:
-        """Nothing to do: the backbone runs the stages in its list."""
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Turns the (non-reentrant) checkpointing of the blocks on or off."""
-        for stage in self.backbone.stages:
-            stage.with_cp = enable
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns of timm's learning rates: the stem, each block (or stage), the norm."""
@@ -353,12 +325,17 @@ def _entrypoint(name: str) -> Callable[..., nn.Module]:
     backbone, options, doc = _MODELS[name]
 
     def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        outs = (0, 1, 2, 3) if backbone is HViT3 else 3
+        kind, outs = Classifier, 3
+        if backbone is HViT3:
+            kind, outs = StagedClassifier, (0, 1, 2, 3)
+            # No weight depends on the size of images.
+            kwargs.pop('img_size', None)
+            kwargs['out_type'] = 'avg_featmap'
         # Else timm reads the file itself, which refuses a training's objects.
         if (overlay := kwargs.get('pretrained_cfg_overlay') or {}).get('file'):
             kwargs['pretrained_cfg_overlay'] = {'custom_load': True, **overlay}
         return build_model_with_cfg(
-            StagedClassifier if backbone is HViT3 else Classifier,
+            kind,
             name,
             pretrained,
             feature_cfg=dict(out_indices=outs, feature_cls='getter'),
