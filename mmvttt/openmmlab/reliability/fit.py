@@ -143,6 +143,7 @@ def require_weights(runner: Runner, content: Any, source: str, whole: bool = Fal
 
     See `require_some`, or with `whole` `require_whole`.
     """
+    source = shown(source)
     if isinstance(runner.model, dict):
         # FlexibleRunner builds the model later; here names and shapes suffice.
         with torch.device('meta'):
