@@ -87,13 +87,13 @@ def evaluate(
     make = partial(prepare, part='backbone', dtype=dtype, cuda_graph=cuda_graph)
     if file is not None:
         sets = [d.config for d in datasets_of(cfg) if d.split == 'test' and not d.metric]
-        exported = open_for(cfg, file, [data['pipeline'] for data in sets], amp)
+        exported = open_for(cfg.default_scope, file, [data['pipeline'] for data in sets], amp)
         make = partial(FileModel, file=exported)
     check_data(cfg, ('test',))
     runner, content = build_runner(cfg), read_content(source)
-    require_weights(runner, content, source, whole=True)
     dataset = runner.test_dataloader.dataset
     require_same_classes(content, source, getattr(dataset, 'metainfo', {}).get('classes'))
+    require_weights(runner, content, source, whole=True)
     runner.register_hook(_TestOther(make))
     runner.test_evaluator.metrics += metrics
     return runner.test()

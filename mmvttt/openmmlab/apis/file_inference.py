@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
-from mmengine.config import Config
 from mmengine.model import BaseModel
 from mmengine.structures import InstanceData, PixelData
 from torch import Tensor
@@ -74,9 +73,9 @@ class FileModel(BaseModel):
 
 
 def open_for(
-    cfg: Config, path: str | os.PathLike[str], pipelines: Iterable[list], amp: bool = False
+    scope: str, path: str | os.PathLike[str], pipelines: Iterable[list], amp: bool = False
 ) -> ExportedFile:
-    """Opens a file that predicts for a config, and fits the config's test pipelines to its size.
+    """Opens a file that predicts for a model, and fits the test pipelines of a scope to its size.
 
     Each `Resize` becomes `ResizeInto`. With `amp` OpenVINO computes in bf16.
     """
@@ -85,7 +84,7 @@ def open_for(
         for i, step in enumerate(pipeline):
             name = type_name(step['type'])
             if name.rpartition('.')[2] == 'Resize':
-                scoped = name if '.' in name else f'{cfg.default_scope}.{name}'
+                scoped = name if '.' in name else f'{scope}.{name}'
                 resize = dict(step, type=scoped)
                 pipeline[i] = dict(type='mmvttt.ResizeInto', resize=resize, size=file.size)
     return file

@@ -80,7 +80,7 @@ def open_model(
     saved = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
     dataset = {**_dataset_meta(tests[0].config), **(saved if isinstance(saved, Mapping) else {})}
     pipeline = copy.deepcopy(list(tests[0].config.get('pipeline') or ()))
-    exported = None if file is None else open_for(config, file, [pipeline], amp)
+    exported = None if file is None else open_for(scope, file, [pipeline], amp)
     with _BUILDING:
         init_default_scope(scope)
         predictor = Predictor(model, scope, pipeline, dataset)
