@@ -158,9 +158,13 @@ def make_step(
             'w3': (normal(generator, dim, 3, 3) / 3).to(device, state_dtype(dtype))
         }
     inputs = {n: x.unflatten(-1, (heads, dim)) for n, x in zip('qkv', tokens, strict=True)}
-    for i in range(1, weights + 1):
-        w = normal(generator, heads, dim, dim) / dim**0.5
-        inputs[f'w{i}'] = w.to(device, state_dtype(dtype))
+    # The third has numbers of its own: the first two are those of a step with two.
+    third = torch.Generator().manual_seed(seed + 1)
+    for name, drawn in zip(
+        ('w1', 'w2', 'w3')[:weights], (generator, generator, third), strict=False
+    ):
+        w = normal(drawn, heads, dim, dim) / dim**0.5
+        inputs[name] = w.to(device, state_dtype(dtype))
     return inputs
 
 
