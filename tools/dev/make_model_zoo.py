@@ -1,24 +1,19 @@
 """Writes the tables of docs/model_zoo.md, and the key `Weights` of configs/metafile.yml.
 
-They come from the metafile and from `mmvttt.checkpoints.published`. `paper_count` counts a model as
-its paper does.
+They come from the metafile and from `mmvttt.checkpoints.published`. tests/configs/test_model_zoo.py
+has what each paper counts.
 
 example: python tools/dev/make_model_zoo.py
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
-from torch import nn
 
-from mmvttt.analysis.flops import count_cost
 from mmvttt.checkpoints.published import PUBLISHED, SCHEME
 from mmvttt.cli import command_line
-from mmvttt.openmmlab.analysis.models import DenseForward, find_model
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / 'docs' / 'model_zoo.md'
@@ -33,83 +28,6 @@ _TABLES = {
 }
 _WEIGHTS = re.compile(r'(  - Name: (\S+)\n(?:    .*\n)*?    Weights: ).*')
 _MARKED = re.compile(r'(<!-- model-zoo:(\w+) -->\n).*?(<!-- /model-zoo -->)', re.DOTALL)
-# Operations per element of a norm at inference in the authors' counter (fvcore).
-_NORMS = ((nn.LayerNorm, 5), (nn.modules.batchnorm._BatchNorm, 2))
-_TTT_DWCONV = 'ttt_kernels.ttt_dwconv'
-
-
-@dataclass(frozen=True)
-class Convention:
-    """Convention of a paper's table.
-
-    Attributes:
-        size: (height, width) of the image; None for the model zoo's.
-        part: The part that is counted, '' for the whole model.
-        unworked: A part whose parameters count, but not its FLOPs.
-        left_out: A part that does not count.
-        elementwise: Whether norms count, and the nine shifted products of a convolution's gradient
-            do not, because they are elementwise there.
-    """
-
-    size: tuple[int, int] | None = None
-    part: str = ''
-    unworked: str | None = None
-    left_out: str | None = None
-    elementwise: bool = False
-
-
-# By 'Results From' in the metafile.
-CONVENTIONS: Mapping[str, Convention] = {
-    'the paper (Vision-TTT, Tab. 1)': Convention(unworked='backbone.patch_embed'),
-    'the paper (Vision-TTT, Tab. 2)': Convention(part='backbone'),
-    'the paper (ViT³, Tab. 5)': Convention(left_out='teacher', elementwise=True),
-    'the paper (ViT³, Tab. 7)': Convention(elementwise=True),
-    'the paper (ViT³, Tab. 8)': Convention(size=(800, 1280), elementwise=True),
-    'the paper (ViT³, Tab. 9)': Convention(
-        size=(512, 2048), left_out='auxiliary_head', elementwise=True
-    ),
-    'the paper (T⁵, Tab. 4)': Convention(elementwise=True),
-}
-
-
-class PaperCount(NamedTuple):
-    """Parameters and multiply-accumulates on an image of `size` (height, width)."""
-
-    size: tuple[int, int]
-    params: int
-    macs: int
-
-
-def paper_count(model: Mapping[str, Any]) -> PaperCount | None:
-    """Counts an entry of the metafile by its paper's convention; None if it has none."""
-    convention = CONVENTIONS.get(model['Metadata']['Results From'])
-    if convention is None:
-        return None
-    found = find_model(model['Name'], weightless=True)
-    size = convention.size or found.size
-    network = DenseForward(found.model)
-    elements = _count_norms(network)
-    cost = count_cost(network, size)
-    params, macs = cost.params[convention.part], cost.macs[convention.part]
-    if convention.unworked:
-        macs -= cost.macs[convention.unworked]
-    if convention.left_out:
-        params -= cost.params.get(convention.left_out, 0)
-        macs -= cost.macs.get(convention.left_out, 0)
-    if convention.elementwise:
-        # Half of the op's products: nine for the gradient, nine for the reading.
-        macs += sum(elements) - cost.by_op.get(_TTT_DWCONV, 0) // 2
-    return PaperCount(size, params, macs)
-
-
-def _count_norms(network: nn.Module) -> list[int]:
-    """A list, to which every norm that runs adds its operations."""
-    counts: list[int] = []
-    for module in network.modules():
-        for kind, n in _NORMS:
-            if isinstance(module, kind):
-                module.register_forward_hook(lambda _, x, __, n=n: counts.append(x[0].numel() * n))
-    return counts
 
 
 def load_models() -> list[dict[str, Any]]:
