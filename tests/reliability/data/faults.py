@@ -172,7 +172,7 @@ OF_BOXES: dict[str, Fault] = {
             ),
             model(test_cfg=dict(rcnn=dict(max_per_img=31))),
         ),
-        '1 pictures have more objects, up to 32, .* model.test_cfg.rcnn.max_per_img=31',
+        r'1 × pictures with more objects .* model.test_cfg.rcnn.max_per_img=31: id 2 \(32\)',
         False,
     ),
     'an image without a box': (

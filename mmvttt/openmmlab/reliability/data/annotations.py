@@ -60,7 +60,7 @@ def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
     check_paths(sets, splits)
     for text in other_annotations(sets, splits):
         _log(text)
-    for findings in _findings(cfg, sets, splits, Scope(False, True)):
+    for findings in check_annotations(cfg, splits, thorough=False):
         if findings.errors:
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         for warning in findings.warnings:
@@ -129,14 +129,8 @@ def check_annotations(
     images: bool = True,
 ) -> Iterator[Findings]:
     """Yields the findings in each data set of a supported format; the options are `Scope`'s."""
-    yield from _findings(cfg, datasets_of(cfg), splits, Scope(thorough, images))
-
-
-def _findings(
-    cfg: Config, sets: Sequence[DatasetConfig], splits: Sequence[str], scope: Scope
-) -> Iterator[Findings]:
     checked: list[tuple[DatasetConfig, Findings]] = []
-    for data in sets:
+    for data in datasets_of(cfg):
         toolbox = data.toolbox if data.split in splits and not data.metric else None
         if toolbox is None or data.remote or data.config in [other.config for other, _ in checked]:
             continue
@@ -156,7 +150,7 @@ def _findings(
                     f'classes: write a tuple, classes=({names!r},)'
                 )
             else:
-                reads = Scope(scope.thorough, scope.images and data.reads_files)
+                reads = Scope(thorough, images and data.reads_files)
                 _CHECKS[toolbox](cfg, data, dataset, findings, reads)
         for former, other in checked:
             _compare_files(former, other, data, findings)

@@ -116,12 +116,13 @@ def check_coco(
             if dataset._indices is None or ann['image_id'] in learned
         ]
         _account(pairs, names, classes, learned, needs_boxes, findings)
-        many = [len(labels) for labels in learned.values() if most and len(labels) > most[1]]
-        if most and many:
-            findings.warn(
-                f'{len(many)} pictures have more objects, up to {max(many)}, than the model '
-                f'returns: the others count as missed; raise {most[0]}={most[1]}'
-            )
+        for image, labels in learned.items():
+            if most and len(labels) > most[1]:
+                findings.warn(
+                    'pictures with more objects than the model returns, of which the others count '
+                    f'as missed: raise {most[0]}={most[1]}',
+                    f'id {image!r} ({len(labels)})',
+                )
         for image in images if scope.thorough else ():
             if not learned.get(image['id']):
                 findings.warn('images without a box', image['file_name'])
