@@ -6,17 +6,17 @@ import runpy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from scipy import ndimage
 
 import mmvttt
 from mmvttt.errors import DataError, UsageError
 from mmvttt.openmmlab.apis.finetune import _by_class
-from mmvttt.openmmlab.datasets.own_folder import OwnFolder, Picture
+from mmvttt.openmmlab.datasets.own_folder import OwnFolder
 from mmvttt.openmmlab.reliability import Preempted
 
 DATA = Path(os.environ.get('MMVTTT_DATA', Path(__file__).parents[3] / 'shared/data'))
@@ -101,15 +101,17 @@ def test_ctrl_c_ends_with_one_line(
     assert capsys.readouterr().out == 'stopped; the same command resumes it\n'
 
 
-def test_the_table_of_label_maps(tmp_path: Path) -> None:
-    pixels = np.array([[0, 0], [1, 255]], np.uint8)
-    Image.fromarray(pixels).save(tmp_path / 'map.png')
-    picture = Picture(tmp_path / 'photo.jpg', 'val', target=tmp_path / 'map.png')
-    data = OwnFolder(tmp_path, '', 'maps', ('sky', 'road', 'tree'), [], [picture], [])
-    labels = SimpleNamespace(labels=np.array([[0, 1], [1, 1]]))
-    measure, pictures, values = _by_class(SimpleNamespace(predict=lambda path: labels), data, {})
-    assert (measure, pictures) == ('IoU', [1, 1, 0])
-    assert values == pytest.approx([0.5, 0.5, np.nan], nan_ok=True)
+def test_the_table_of_label_maps() -> None:
+    data = OwnFolder(Path(), '', 'maps', ('sky', 'road', 'tree'), [], [], [])
+    # Of two pictures: what both have, what one of both has, predictions, labels.
+    pictures = [
+        [[1, 1, 0], [2, 2, 0], [1, 2, 0], [2, 1, 0]],
+        [[1, 0, 0], [1, 3, 0], [1, 3, 0], [1, 0, 0]],
+    ]
+    measure, rows = _by_class(data, {}, [[torch.tensor(x) for x in areas] for areas in pictures])
+    assert measure == 'IoU'
+    assert [row[:2] for row in rows] == [('sky', 2), ('road', 1), ('tree', 0)]
+    assert [row[2] for row in rows] == pytest.approx([2 / 3, 0.2, np.nan], nan_ok=True)
 
 
 def scenes(part: str) -> list[tuple[Path, np.ndarray]]:

@@ -95,12 +95,26 @@ def test_yolo(parts: str, names: str, tmp_path: Path) -> None:
     assert data.train[1].objects == []
 
 
+@pytest.mark.parametrize('folder', ['obj_train_data', 'train'])
+def test_yolo_with_names_in_a_file_of_their_own(folder: str, tmp_path: Path) -> None:
+    """CVAT's YOLO 1.1, and Roboflow's Darknet: the labels lie beside the pictures."""
+    for name in 'abcde':
+        picture(tmp_path / folder / f'{name}.jpg')
+        text(tmp_path / folder / f'{name}.txt', '1 0.5 0.5 0.25 0.2\n')
+    text(tmp_path / 'train.txt', 'data/obj_train_data/a.jpg\n')
+    names = tmp_path / ('obj.names' if folder != 'train' else 'train/_darknet.labels')
+    text(names, 'cat\ndog\n')
+    data = read_folder(tmp_path)
+    assert (data.format, data.classes, len(data.train), len(data.val)) == ('YOLO', ('dog',), 4, 1)
+    assert data.val[0].objects[0]['bbox'] == pytest.approx([15, 12, 10, 6])
+
+
 def test_yolo_polygons_are_masks(tmp_path: Path) -> None:
     for name in 'ab':
         picture(tmp_path / 'images' / f'{name}.jpg')
         text(tmp_path / 'labels' / f'{name}.txt', '0 0.1 0.1 0.5 0.1 0.5 0.5')
     text(tmp_path / 'data.yaml', 'names: [cat]')
-    with pytest.raises(DataError, match='1 classes'):
+    with pytest.raises(DataError, match=r'validate \(0\)'):
         read_folder(tmp_path)  # two pictures: none to validate
     picture(tmp_path / 'images' / 'c.jpg')
     data = read_folder(tmp_path)
@@ -136,8 +150,11 @@ def test_label_maps(images: str, maps: str, suffix: str, tmp_path: Path) -> None
             picture(root / maps.format(part=part) / f'{name}{suffix}.png', 'L')
     data = read_folder(root)
     assert (data.task, data.classes) == ('maps', ('class 0', 'class 1'))
-    text(root / 'classes.txt', 'soil\ncrop\nweed\n')
-    assert read_folder(root).classes == ('soil', 'crop', 'weed')
+    table = 'Pixel Value, Class\n0, soil\n1, crop\n2, weed'
+    for file, content in (('_classes.csv', table), ('classes.txt', 'soil\ncrop\nweed\n')):
+        text(root / file, content)
+        assert read_folder(root).classes == ('soil', 'crop', 'weed')
+        (root / file).unlink()
     arguments = dict(write_lists(data, tmp_path))['val']
     names = Path(arguments['ann_file']).read_text().split()
     assert names == [f'{images.format(part="val")}/{name}.jpg' for name in 'ab']
@@ -182,7 +199,7 @@ def test_a_missing_picture_and_an_unknown_folder_are_errors(tmp_path: Path) -> N
     with pytest.raises(DataError, match='there is no folder'):
         read_folder(tmp_path / 'nowhere')
     picture(tmp_path / 'a.jpg')
-    with pytest.raises(DataError, match='1 pictures, and no annotations'):
+    with pytest.raises(DataError, match=r'no annotations .* \(pictures: 1\)'):
         read_folder(tmp_path)
     text(tmp_path / 'annotations.json', coco(['a.jpg', 'b.jpg']))
     with pytest.raises(DataError, match=r"'b\.jpg'"):

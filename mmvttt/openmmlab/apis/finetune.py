@@ -8,12 +8,11 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
@@ -22,10 +21,9 @@ from mmvttt.checkpoints.published import PUBLISHED, SCHEME
 from mmvttt.checkpoints.sources import find_source
 from mmvttt.errors import CheckpointError, DataError, UsageError
 from mmvttt.outputs import check_new_folder
-from mmvttt.pictures import open_image
 
 from ..config import load_config
-from ..datasets.own_folder import IGNORED, OwnFolder, picture_size, read_folder, write_lists
+from ..datasets.own_folder import OwnFolder, picture_size, read_folder, write_lists
 from ..reliability.data.annotations import check_annotations, class_counts, heads_of
 from ..reliability.weights import checkpoints_of
 from .inference import Predictor, open_model
@@ -162,10 +160,12 @@ def finetune(
         for picture in data.val[:_PICTURES]:
             name = '_'.join(picture.path.relative_to(root).with_suffix('.png').parts)
             predictor.predict(picture.path).save(out / 'predictions' / name)
-    measure, counts, values = _by_class(predictor, data, metrics)
+    measure, rows = _by_class(data, metrics, progress.areas)
     say(f'{"class":24} pictures  {measure}')
-    for name, count, value in list(zip(data.classes, counts, values, strict=True))[:_PICTURES]:
+    for name, count, value in rows[:_PICTURES]:
         say(f'{name[:24]:24} {count:8}  {value:.3f}')
+    if more := len(rows[_PICTURES:]):
+        say(f'… and {more} more in the log under {run}')
     shown = ', with boxes of scores above 0.5' if measure.endswith('AP') else ''
     say(f'pictures  {out / "predictions"}{shown}')
     paths = shlex.join(map(os.fspath, (config, checkpoint)))
@@ -181,6 +181,7 @@ class _Progress(Hook):
     def __init__(self, keys: tuple[str, ...], say: Callable[[str], None]) -> None:
         self.keys, self.say, self.stdout = keys, say, sys.stdout
         self.metrics: Mapping[str, Any] | None = None
+        self.areas: list[Any] = []
         self.start = time.monotonic()
 
     def before_train(self, runner: Runner) -> None:
@@ -191,6 +192,10 @@ class _Progress(Hook):
             f'training  {runner.max_iters} steps of {batch} pictures{done}; Ctrl-C saves it, and '
             'the same command resumes it'
         )
+
+    def after_val_iter(self, runner: Runner, *args: Any, **options: Any) -> None:
+        """Keeps what a segmentor's metric clears at its end: areas by class of each picture."""
+        self.areas = list(runner.val_evaluator.metrics[0].results)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Says what was measured."""
@@ -269,23 +274,19 @@ def _config(
 
 
 def _by_class(
-    predictor: Predictor, data: OwnFolder, metrics: Mapping[str, Any]
-) -> tuple[str, list[int], list[float]]:
-    """The measure's name, and the pictures and the value of each class."""
-    names = data.classes
+    data: OwnFolder, metrics: Mapping[str, Any], areas: Sequence[Sequence[torch.Tensor]]
+) -> tuple[str, list[tuple[str, int, float]]]:
+    """The measure's name, and of each class its name, pictures and value."""
+    counts = [sum(name in picture.classes for picture in data.val) for name in data.classes]
     if data.task == 'maps':
-        from mmseg.evaluation import IoUMetric
-
-        areas = torch.zeros(5, len(names), dtype=torch.float64)
-        for picture in data.val:
-            truth = torch.as_tensor(np.asarray(open_image(picture.target)[0]).astype(int))
-            labels = torch.as_tensor(predictor.predict(picture.path).labels)
-            each = IoUMetric.intersect_and_union(labels, truth, len(names), IGNORED)
-            areas += torch.stack([*each, each[-1] > 0])
-        return 'IoU', areas[4].int().tolist(), (areas[0] / areas[1]).tolist()
-    counts = [sum(name in picture.classes for picture in data.val) for name in names]
-    if data.task == 'classes':
-        return 'correct', counts, [x / 100 for x in metrics['single-label/recall_classwise']]
-    # With masks, mmdetection's values of boxes are overwritten.
-    measure = 'mask AP' if data.task == 'masks' else 'box AP'
-    return measure, counts, [metrics.get(f'coco/{name}_precision', math.nan) for name in names]
+        shared, union, _, labels = (torch.stack(kind) for kind in zip(*areas, strict=True))
+        measure, values = 'IoU', (shared.sum(0) / union.sum(0)).tolist()
+        counts = (labels > 0).sum(0).tolist()
+    elif data.task == 'classes':
+        measure = 'correct'
+        values = [x / 100 for x in metrics['single-label/recall_classwise']]
+    else:
+        # With masks, mmdetection's values of boxes are overwritten.
+        measure = 'mask AP' if data.task == 'masks' else 'box AP'
+        values = [metrics.get(f'coco/{name}_precision', math.nan) for name in data.classes]
+    return measure, list(zip(data.classes, counts, values, strict=True))

@@ -97,34 +97,34 @@ def read_folder(root: Path) -> OwnFolder:
     name, (classes, pictures) = next(((n, r) for n, r in reads if r is not None), ('', ([], [])))
     if not name:
         raise DataError(
-            f'{os.fspath(root)!r} has {len(images)} pictures, and no annotations that are read: '
-            "COCO's JSON, YOLO's data.yaml with labels/*.txt, Pascal VOC's XML, a PNG of one "
+            f'{os.fspath(root)!r} has no annotations that are read (pictures: {len(images)}): '
+            "COCO's JSON, YOLO's data.yaml or obj.names with *.txt, Pascal VOC's XML, a PNG of one "
             'channel for each picture, or a folder of pictures for each class'
         )
     tested = [p for p in pictures if p.part == 'test']
     pictures = [p for p in pictures if p.part != 'test']
-    notes = [f'{len(tested)} pictures of the test part are left out'] if tested else []
+    notes = [f'the test part is left out (pictures: {len(tested)})'] if tested else []
     val = [p for p in pictures if p.part == 'val']
     train = [p for p in pictures if p.part != 'val']
     if not val or not train:
         train = [p for number, p in enumerate(pictures) if number % 5 != 2]
         val = pictures[2::5]
-        notes.append(f'every fifth picture, {len(val)}, is held out for validation')
+        notes.append(f'every fifth picture is held out for validation (pictures: {len(val)})')
     task = {'label maps': 'maps', 'classes': 'classes'}.get(name, 'boxes')
     if task == 'boxes':
         objects = [o for p in train for o in p.objects if not o.get('iscrowd')]
         masks = sum(bool(o.get('segmentation')) for o in objects)
         task = 'masks' if 0 < masks == len(objects) else 'boxes'
         if 0 < masks < len(objects):
-            notes.append(f'{len(objects) - masks} of {len(objects)} objects have no mask: boxes')
+            notes.append(f'only {masks} of {len(objects)} objects have a mask: boxes are trained')
         present = {o['category'] for p in pictures for o in p.objects}
         if absent := [name for name in classes if name not in present]:
             notes.append(f'classes without an object are left out: {", ".join(absent)}')
         classes = [name for name in classes if name in present]
     if not classes or not train or not val:
         raise DataError(
-            f'{os.fspath(root)!r} ({name}) has {len(train)} pictures to train, {len(val)} to '
-            f'validate, and annotations of {len(classes)} classes: it needs some of each'
+            f'{os.fspath(root)!r} ({name}) needs pictures to train (there are {len(train)}), '
+            f'pictures to validate ({len(val)}), and annotated classes ({len(classes)})'
         )
     return OwnFolder(root, name, task, tuple(classes), train, val, notes)
 
@@ -132,7 +132,9 @@ def read_folder(root: Path) -> OwnFolder:
 def _part(path: Path, root: Path) -> str:
     """The part of the data that folders, or the name of an annotation file, say."""
     inner = path.relative_to(root)
-    names = [*inner.parts[:-1], *(re.split(r'[\W_]', inner.stem) if path.suffix == '.json' else ())]
+    # CVAT's folder of a part is called obj_train_data.
+    names = [name.removeprefix('obj_').removesuffix('_data') for name in inner.parts[:-1]]
+    names += re.split(r'[\W_]', inner.stem) if path.suffix == '.json' else ()
     return next((_PARTS[name.lower()] for name in names if name.lower() in _PARTS), '')
 
 
@@ -194,16 +196,25 @@ def _coco(root: Path, files: list[Path], images: list[Path]) -> Read:
 
 
 def _yolo(root: Path, files: list[Path], images: list[Path]) -> Read:
-    yamls = (path for path in files if path.suffix in ('.yaml', '.yml'))
-    contents = (yaml.safe_load(path.read_text(encoding='utf-8')) for path in yamls)
-    names = next((c['names'] for c in contents if isinstance(c, dict) and 'names' in c), None)
-    if names is None:
+    names: Any = None
+    for path in files:
+        with _reading(path, 'YOLO'):
+            if path.suffix in ('.yaml', '.yml'):
+                content = yaml.safe_load(path.read_text(encoding='utf-8'))
+                names = names or (isinstance(content, dict) and content.get('names'))
+            elif path.name in ('obj.names', '_darknet.labels'):
+                # CVAT's YOLO 1.1 and Roboflow's Darknet.
+                names = names or _lines(path)
+    if not names:
         return None
     names = names if isinstance(names, dict) else dict(enumerate(names))
-    labels = [
-        path for path in files if path.suffix == '.txt' and 'labels' in path.relative_to(root).parts
-    ]
     by_stem = _Pictures(root, images)
+    labels = [
+        path
+        for path in files
+        if path.suffix == '.txt'
+        and ('labels' in path.relative_to(root).parts or path.stem in by_stem.paths)
+    ]
     # A picture without a file has no object.
     annotated = {by_stem.find(path.name, path): path for path in labels}
     pictures = []
@@ -211,14 +222,17 @@ def _yolo(root: Path, files: list[Path], images: list[Path]) -> Read:
         picture = Picture(image, _part(image, root), picture_size(image))
         if (path := annotated.get(image)) is not None:
             with _reading(path, 'YOLO'):
-                lines = [[*map(float, line.split())] for line in path.read_text().split('\n')]
-                if unknown := {line[0] for line in lines if line} - {*names}:
+                lines = [[*map(float, line.split())] for line in _lines(path)]
+                if unknown := {line[0] for line in lines} - {*names}:
                     raise ValueError(f'class {min(unknown):g} is none of {names}')
-                picture.objects += [
-                    _yolo_object(names[n], rest, picture) for n, *rest in filter(None, lines)
-                ]
+                picture.objects += [_yolo_object(names[n], rest, picture) for n, *rest in lines]
         pictures.append(picture)
     return list(map(str, names.values())), pictures
+
+
+def _lines(path: Path) -> list[str]:
+    lines = (line.strip() for line in path.read_text(encoding='utf-8').split('\n'))
+    return [line for line in lines if line]
 
 
 def _yolo_object(name: str, numbers: list[float], picture: Picture) -> dict[str, Any]:
@@ -285,9 +299,11 @@ def _maps(root: Path, files: list[Path], images: list[Path]) -> Read:
         return None
     numbers = np.unique([n for path in maps for n in np.unique(np.asarray(open_image(path)[0]))])
     count = int(numbers[numbers != IGNORED].max(initial=0)) + 1
-    listed = next((path for path in files if path.name in ('classes.txt', 'labels.txt')), None)
-    names = listed.read_text().split('\n') if listed else []
-    names = [name.strip() for name in names if name.strip()]
+    lists = ('classes.txt', 'labels.txt', '_classes.csv')
+    names = next((_lines(path) for path in files if path.name in lists), [])
+    if names and names[0].startswith('Pixel Value'):
+        # Roboflow's table.
+        names = [line.partition(',')[2].strip() for line in names[1:]]
     names += [f'class {number}' for number in range(len(names), count)]
     return names, [Picture(path, _part(path, root), target=map) for path, map in pairs.items()]
 
