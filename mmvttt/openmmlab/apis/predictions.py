@@ -7,7 +7,6 @@ masks. One image at a time, of one size, nothing of it padding; boxes are in pix
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -236,52 +235,28 @@ def _paste(masks: Tensor, boxes: Tensor, size: torch.Size) -> Tensor:
     return rows @ masks @ weights(x1, x2, size[1], masks.shape[2]).mT
 
 
-class _Sizes(torch.Tensor):
-    """Numbers that are known while a model is traced, computed at once instead of traced.
-
-    mmdet's transformers carry the sizes of their maps as tensors, and split by them.
-    """
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        operands = (args, kwargs or {})
-        tensors = [x for x in tree_leaves(operands) if isinstance(x, torch.Tensor)]
-        with torch._C.DisableTorchFunctionSubclass():
-            if not all(isinstance(x, cls) for x in tensors):
-                args, kwargs = tree_map(_as_constant, operands)
-                return func(*args, **kwargs)
-            with _disable_current_modes():
-                args, kwargs = tree_map(_as_plain, operands)
-                out = func(*args, **kwargs)
-                out = list(out) if isinstance(out, Iterator) else out
-                sizes = tree_map(_as_sizes, out)
-        return iter(sizes) if func is torch.Tensor.__iter__ else sizes
-
-
-def _as_plain(x: Any) -> Any:
-    return x.as_subclass(torch.Tensor) if isinstance(x, _Sizes) else x
-
-
-def _as_constant(x: Any) -> Any:
-    if not isinstance(x, _Sizes):
-        return x
-    with _disable_current_modes():
-        return x.as_subclass(torch.Tensor).tolist() if x.dim() == 0 else _as_plain(x)
-
-
-def _as_sizes(x: Any) -> Any:
-    return x.as_subclass(_Sizes) if isinstance(x, torch.Tensor) else x
-
-
 class _KnownSizes(TorchFunctionMode):
-    """Makes `torch._shape_as_tensor` return numbers that are not traced."""
+    """Computes sizes, and what follows from them alone, at once while a model is traced.
+
+    mmdet's transformers carry the sizes of their maps as tensors, and split by them. Tensors that
+    are traced are of other types.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        operands = (args, kwargs or {})
+        kinds = {type(x) for x in tree_leaves(operands) if isinstance(x, Tensor)}
         if func is torch._shape_as_tensor:
+            func, operands, kinds = torch.tensor, ((list(args[0].shape),), {}), {Tensor}
+        if kinds == {Tensor}:
             with _disable_current_modes():
-                return _as_sizes(torch.tensor(list(args[0].shape)))
-        return func(*args, **(kwargs or {}))
+                return func(*operands[0], **operands[1])
+        if not kinds <= {Tensor, nn.Parameter}:
+            # A traced operator takes a number where it takes no other tensor.
+            operands = tree_map(_as_number, operands)
+        return func(*operands[0], **operands[1])
+
+
+def _as_number(x: Any) -> Any:
+    return x.tolist() if type(x) is Tensor and x.dim() == 0 else x
