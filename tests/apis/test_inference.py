@@ -15,8 +15,7 @@ from pycocotools.coco import COCO
 import mmvttt
 from mmvttt.errors import CheckpointMismatchError, DataError, UsageError
 from mmvttt.openmmlab.apis.inference import open_model
-from mmvttt.openmmlab.apis.predict import drawings, find_images, predict_files
-from mmvttt.openmmlab.apis.prediction import Prediction
+from mmvttt.openmmlab.apis.predict import Prediction, drawings, find_images, predict_files
 
 from ..configs.reduced import build, reduce_model
 

@@ -31,7 +31,7 @@ from ..models.diffusion_model import refuse_diffusion
 from ..registry import type_name
 from ..reliability.data.dataset_config import datasets_of, preparation_of
 from .file_inference import FileModel, open_for
-from .prediction import Prediction
+from .predict import Prediction
 
 # mmengine's default scope, by which types are found, is the process's.
 _BUILDING = threading.Lock()
@@ -68,14 +68,6 @@ def open_model(
     model_config = copy.deepcopy(config.model)
     if (preprocessor := config.get('data_preprocessor')) is not None:
         model_config.setdefault('data_preprocessor', preprocessor)
-    with _BUILDING:
-        init_default_scope(scope)
-        model = MODELS.build(model_config)
-    require_whole(model, weights, opened.name)
-    here = preparation_of(config, 'test', model.data_preprocessor)
-    warn_of_other_images(opened.name, opened.preparation, here)
-    model.load_state_dict(adapted(model, weights), strict=False)
-    model = revert_sync_batchnorm(model).to(device).eval()
     meta = content.get('meta') if isinstance(content, Mapping) else None
     saved = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
     dataset = {**_dataset_meta(tests[0].config), **(saved if isinstance(saved, Mapping) else {})}
@@ -83,7 +75,13 @@ def open_model(
     exported = None if file is None else open_for(scope, file, [pipeline], amp)
     with _BUILDING:
         init_default_scope(scope)
+        model = MODELS.build(model_config)
         predictor = Predictor(model, scope, pipeline, dataset)
+    require_whole(model, weights, opened.name)
+    here = preparation_of(config, 'test', model.data_preprocessor)
+    warn_of_other_images(opened.name, opened.preparation, here)
+    model.load_state_dict(adapted(model, weights), strict=False)
+    predictor.model = model = revert_sync_batchnorm(model).to(device).eval()
     if exported is not None:
         predictor.model = FileModel(model, exported)
     elif amp:

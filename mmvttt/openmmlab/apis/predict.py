@@ -1,4 +1,4 @@
-"""Predictions for files: folders, patterns and videos in, pictures, tables and labels out."""
+"""Predictions: arrays, words and a picture for one image; pictures, tables and labels for files."""
 
 from __future__ import annotations
 
@@ -6,21 +6,148 @@ import glob
 import json
 import os
 from collections.abc import Iterator, Sequence
+from colorsys import hsv_to_rgb
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 from mmvttt.analysis.tables import write_csv
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import UsageError
 from mmvttt.pictures import SUFFIXES, open_image
 
-from .inference import Predictor
-from .prediction import Prediction
+if TYPE_CHECKING:
+    from .inference import Predictor
 
 VIDEOS = ('.mp4', '.avi', '.mov', '.mkv', '.webm', '.m4v')
+_TOP = 5
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """The prediction for one image; arrays are NumPy's. Printed, it is one line.
+
+    Attributes:
+        image: The image, `(H, W, 3)`, uint8, RGB.
+        classes: Names of the classes.
+        scores: Of the boxes `(N,)`, the highest first, or of all classes `(C,)`. None for a label
+            map.
+        labels: Indices into `classes`: of the boxes `(N,)`, or of the pixels `(H, W)`. None for a
+            classifier.
+        boxes: `(N, 4)`, x1, y1, x2, y2 in pixels of the image. None for other models.
+        masks: `(N, H, W)`, bool. None for a model without masks.
+        palette: A colour for each class, RGB, or None.
+    """
+
+    image: np.ndarray
+    classes: Sequence[str]
+    scores: Any = None
+    labels: Any = None
+    boxes: Any = None
+    masks: Any = None
+    palette: Any = None
+
+    def __repr__(self) -> str:
+        if self.boxes is None:
+            shape = '.1%' if self.scores is None else '.3f'
+            return '; '.join(f'{self.classes[i]} {share:{shape}}' for i, share in self._shares())
+        scores: dict[str, list[str]] = {}
+        for label, score in zip(self.labels, self.scores, strict=True):
+            scores.setdefault(self.classes[label], []).append(f'{score:.2f}'.lstrip('0'))
+        return '; '.join(
+            f'{len(s)} {name}{"s" * (len(s) > 1 and name[-1:] != "s")}: {", ".join(s)}'
+            for name, s in scores.items()
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row of a table for each box, each class of a label map, or each likely class."""
+        if self.boxes is not None:
+            return [
+                dict(label=self.classes[label], score=float(score))
+                | dict(zip(('x1', 'y1', 'x2', 'y2'), map(float, box), strict=True))
+                for label, score, box in zip(self.labels, self.scores, self.boxes, strict=True)
+            ]
+        key = 'share' if self.scores is None else 'score'
+        return [{'label': self.classes[i], key: float(value)} for i, value in self._shares()]
+
+    def to_supervision(self) -> Any:
+        """supervision's `Detections`, of boxes or of a label map's classes, or `Classifications`.
+
+        Needs `pip install 'mmvttt[predict]'`.
+        """
+        import supervision
+
+        if self.labels is None:
+            order = np.argsort(-self.scores)
+            return supervision.Classifications(order, confidence=self.scores[order])
+        boxes, labels, masks = self.boxes, self.labels, self.masks
+        if boxes is None:
+            labels = np.unique(self.labels)
+            masks = self.labels == labels[:, None, None]
+            boxes = supervision.mask_to_xyxy(masks)
+        return supervision.Detections(
+            np.asarray(boxes, np.float32),
+            masks,
+            self.scores,
+            labels.astype(int),
+            data={'class_name': np.array([self.classes[i] for i in labels], dtype=str)},
+        )
+
+    def draw(self) -> np.ndarray:
+        """The picture with boxes, masks and names: `(H, W, 3)`, uint8, RGB."""
+        pixels, colours = self.image.astype(np.float32), self._colours()
+        if self.labels is not None and self.boxes is None:
+            pixels = 0.5 * pixels + 0.5 * colours[self.labels]
+        if self.masks is not None:
+            for mask, label in zip(self.masks, self.labels, strict=True):
+                pixels[mask] = 0.5 * pixels[mask] + 0.5 * colours[label]
+        picture = Image.fromarray(pixels.astype(np.uint8))
+        pen = ImageDraw.Draw(picture)
+        size = max(12, round(min(picture.size) / 30))
+        font = ImageFont.load_default(size)
+
+        def write(x: float, y: float, text: str, colour: Sequence[int]) -> None:
+            _, top, right, _ = pen.textbbox((x, y), text, font, 'lb')
+            # Inside of the picture where the box is at its edge.
+            x, y = max(0, x - max(0, right - picture.width)), y - min(0, top)
+            pen.rectangle(pen.textbbox((x, y), text, font, 'lb'), tuple(colour))
+            bright = np.dot(colour, (0.3, 0.6, 0.1)) > 140
+            pen.text((x, y), text, 'black' if bright else 'white', font, 'lb')
+
+        if self.boxes is None:
+            for row, (i, share) in enumerate(self._shares()[:_TOP]):
+                write(0, (row + 1) * 1.4 * size, f'{self.classes[i]} {share:.0%}', colours[i])
+            return np.asarray(picture)
+        for i in reversed(range(len(self.boxes))):
+            colour = tuple(colours[self.labels[i]])
+            x1, y1, x2, y2 = map(float, self.boxes[i])
+            corners = (min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2))
+            pen.rectangle(corners, outline=colour, width=max(2, size // 8))
+            write(x1, y1, f'{self.classes[self.labels[i]]} {self.scores[i]:.0%}', colour)
+        return np.asarray(picture)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the drawn picture."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(self.draw()).save(path)
+
+    def _shares(self) -> list[tuple[int, float]]:
+        """Classes of a label map with their parts of it, or the likeliest of a classifier."""
+        if self.labels is None:
+            return [(i, self.scores[i]) for i in np.argsort(-self.scores)[:_TOP]]
+        shares = np.bincount(self.labels.ravel(), minlength=len(self.classes)) / self.labels.size
+        return [(i, shares[i]) for i in np.argsort(-shares) if shares[i]]
+
+    def _colours(self) -> np.ndarray:
+        """A colour of each class: the data set's, or some that differ."""
+        if self.palette is not None and len(self.palette) == len(self.classes):
+            return np.asarray(self.palette, np.uint8)
+        hues = (np.arange(len(self.classes)) * 0.618 + 0.35) % 1
+        return np.array([np.multiply(hsv_to_rgb(h, 0.8, 0.95), 255) for h in hues], np.uint8)
 
 
 def find_images(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:

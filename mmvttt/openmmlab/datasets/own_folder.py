@@ -220,9 +220,9 @@ def _yolo(root: Path, files: list[Path], images: list[Path]) -> Read:
     pictures = []
     for image in images:
         picture = Picture(image, _part(image, root), picture_size(image))
-        if (path := annotated.get(image)) is not None:
-            with _reading(path, 'YOLO'):
-                lines = [[*map(float, line.split())] for line in _lines(path)]
+        if image in annotated:
+            with _reading(annotated[image], 'YOLO'):
+                lines = [[*map(float, line.split())] for line in _lines(annotated[image])]
                 if unknown := {line[0] for line in lines} - {*names}:
                     raise ValueError(f'class {min(unknown):g} is none of {names}')
                 picture.objects += [_yolo_object(names[n], rest, picture) for n, *rest in lines]

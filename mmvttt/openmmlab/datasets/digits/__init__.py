@@ -242,18 +242,15 @@ def _pen(covered: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _annotation(digit: Digit, mask: np.ndarray) -> dict:
-    """COCO's entry; runs are uncompressed, down the columns, the first of zeros."""
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    top, left = int(rows[0]), int(columns[0])
-    flat = mask.ravel(order='F')
-    edges = np.flatnonzero(np.diff(flat)) + 1
-    runs = np.diff(np.concatenate([[0], edges, [flat.size]])).tolist()
-    counts = [0, *runs] if flat[0] else runs
+    """COCO's entry."""
+    from pycocotools.mask import area, encode, toBbox
+
+    code = encode(np.asfortranarray(mask, np.uint8))
     return {
         'category_id': digit.label + 1,
         'iscrowd': 0,
-        'area': int(mask.sum()),
-        'bbox': [left, top, int(columns[-1]) - left + 1, int(rows[-1]) - top + 1],
-        'segmentation': {'size': list(mask.shape), 'counts': counts},
+        'area': int(area(code)),
+        'bbox': toBbox(code).tolist(),
+        'segmentation': {'size': code['size'], 'counts': code['counts'].decode()},
         'digit': digit.row,
     }

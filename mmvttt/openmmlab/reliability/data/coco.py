@@ -6,8 +6,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import redirect_stdout
-from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -137,8 +135,7 @@ def check_coco(
 def _learned(dataset: Any, masks: bool) -> dict[Any, list[int]]:
     """Loads a data set; the labels that are learned in each picture that its filters leave."""
     dataset.serialize_data = False
-    with redirect_stdout(StringIO()):
-        dataset.full_init()
+    dataset.full_init()
     return {
         info['img_id']: [i['bbox_label'] for i in info['instances'] if _is_learned(i, masks)]
         for info in dataset.data_list
