@@ -69,11 +69,17 @@ def block_shapes(
     return {f'{name}.{part}': shape for part, shape in (with_biases(layers) | inner).items()}
 
 
-def plain_shapes(channels: int, depth: int, heads: int, classes: int) -> dict:
+def plain_shapes(
+    channels: int, depth: int, heads: int, classes: int, t5_positions: int = 0
+) -> dict:
+    """ViT³, or T⁵ with SwiGLU and convolutions, which has as many positions."""
     around = {'patch_embed.proj': (channels, 3, 16, 16), 'norm': (channels,)}
     shapes = with_biases(around | {'head': (classes, channels)})
+    if t5_positions:
+        shapes['pos_embed'] = (1, t5_positions, channels)
     for i in range(depth):
-        shapes |= block_shapes(f'blocks.{i}', channels, heads, 4 * channels)
+        t5 = bool(t5_positions)
+        shapes |= block_shapes(f'blocks.{i}', channels, heads, 4 * channels, t5=t5)
     return shapes
 
 
@@ -167,6 +173,19 @@ def mixer(
     return F.linear(out, w[f'{name}.proj.weight'], w[f'{name}.proj.bias'])
 
 
+def t5_mixer(w: Weights, name: str, x: Tensor, hw: tuple[int, int], heads: int, _: bool) -> Tensor:
+    q, k, v = F.linear(x, w[f'{name}.qkv.weight'], w[f'{name}.qkv.bias']).chunk(3, 1)
+    k = (k - k.mean(0)) / (k.var(0, correction=0) + 1).sqrt()
+    q = q + depthwise(w, f'{name}.q_conv2d', q, hw)
+    k = k + depthwise(w, f'{name}.k_conv2d', k, hw)
+    outs = []
+    for h, (a, b, e) in enumerate(zip(*(t.chunk(heads, 1) for t in (q, k, v)), strict=True)):
+        inner = [w[f'{name}.w{j}'][0, h] for j in (1, 2, 3)]
+        scale = 1 / (len(e) * e.shape[1] ** 0.5)
+        outs.append(swiglu(a, *after_a_step(swiglu, inner, b, e, scale)))
+    return F.linear(torch.cat(outs, 1), w[f'{name}.proj.weight'], w[f'{name}.proj.bias'])
+
+
 def depthwise(w: Weights, name: str, x: Tensor, hw: tuple[int, int]) -> Tensor:
     image = x.T.reshape(1, -1, *hw)
     weight, bias = w[f'{name}.weight'], w[f'{name}.bias']
@@ -186,9 +205,10 @@ def block(
     w: Weights, name: str, x: Tensor, hw: tuple[int, int], heads: int, h_variant: bool
 ) -> Tensor:
     """`(N, C)` of one image."""
-    eps = 1e-5 if h_variant else 1e-6
-    x = x + depthwise(w, f'{name}.cpe', x, hw)
-    x = x + mixer(w, f'{name}.attn', layer_norm(w, f'{name}.norm1', x, eps), hw, heads, h_variant)
+    eps, mix = 1e-5 if h_variant else 1e-6, t5_mixer
+    if f'{name}.cpe.weight' in w:
+        x, mix = x + depthwise(w, f'{name}.cpe', x, hw), mixer
+    x = x + mix(w, f'{name}.attn', layer_norm(w, f'{name}.norm1', x, eps), hw, heads, h_variant)
     y = layer_norm(w, f'{name}.norm2', x, eps)
     y = F.gelu(F.linear(y, w[f'{name}.mlp.fc1.weight'], w[f'{name}.mlp.fc1.bias']))
     if h_variant:
@@ -200,7 +220,7 @@ def plain_logits(w: Weights, image: Tensor, depth: int, heads: int) -> Tensor:
     """Image `(3, H, W)`, sides a multiple of 16 → `(classes,)`."""
     y = F.conv2d(image[None], w['patch_embed.proj.weight'], w['patch_embed.proj.bias'], stride=16)
     hw = y.shape[2:]
-    x = y.flatten(2)[0].T
+    x = y.flatten(2)[0].T + w.get('pos_embed', torch.zeros(1))[0]
     for i in range(depth):
         x = block(w, f'blocks.{i}', x, hw, heads, h_variant=False)
     x = layer_norm(w, 'norm', x, 1e-6).mean(0)
@@ -256,43 +276,6 @@ def hierarchical_features(
         layer_norm(w, f'norm{s}', m.permute(1, 2, 0), 1e-5).permute(2, 0, 1)
         for s, m in enumerate(maps)
     ]
-
-
-def t5_weights(
-    channels: int, depth: int, heads: int, hidden: int, rows: int, classes: int = 5
-) -> Weights:
-    """T⁵ with SwiGLU and convolutions."""
-    around = {'patch_embed.proj': (channels, 3, 16, 16), 'norm': (channels,)}
-    shapes = with_biases(around | {'head': (classes, channels)})
-    shapes['pos_embed'] = (1, rows, channels)
-    for i in range(depth):
-        shapes |= block_shapes(f'blocks.{i}', channels, heads, hidden, t5=True)
-    return random_weights(shapes)
-
-
-def t5_logits(w: Weights, image: Tensor, depth: int, heads: int) -> Tensor:
-    """The classifier of SwiGLU and convolutions, for an image of as many patches as positions."""
-    x = F.conv2d(image[None], w['patch_embed.proj.weight'], w['patch_embed.proj.bias'], stride=16)
-    hw = (x.shape[2], x.shape[3])
-    x = x.flatten(2)[0].T + w['pos_embed'][0]
-    for i in range(depth):
-        name = f'blocks.{i}.attn'
-        y = layer_norm(w, f'blocks.{i}.norm1', x, 1e-6)
-        q, k, v = F.linear(y, w[f'{name}.qkv.weight'], w[f'{name}.qkv.bias']).chunk(3, 1)
-        k = (k - k.mean(0)) / (k.var(0, correction=0) + 1).sqrt()
-        q = q + depthwise(w, f'{name}.q_conv2d', q, hw)
-        k = k + depthwise(w, f'{name}.k_conv2d', k, hw)
-        outs = []
-        for h, (a, b, e) in enumerate(zip(*(t.chunk(heads, 1) for t in (q, k, v)), strict=True)):
-            inner = [w[f'{name}.w{j}'][0, h] for j in (1, 2, 3)]
-            scale = 1 / (len(e) * e.shape[1] ** 0.5)
-            outs.append(swiglu(a, *after_a_step(swiglu, inner, b, e, scale)))
-        out = torch.cat(outs, 1)
-        x = x + F.linear(out, w[f'{name}.proj.weight'], w[f'{name}.proj.bias'])
-        y = layer_norm(w, f'blocks.{i}.norm2', x, 1e-6)
-        y = F.gelu(F.linear(y, w[f'blocks.{i}.mlp.fc1.weight'], w[f'blocks.{i}.mlp.fc1.bias']))
-        x = x + F.linear(y, w[f'blocks.{i}.mlp.fc2.weight'], w[f'blocks.{i}.mlp.fc2.bias'])
-    return F.linear(layer_norm(w, 'norm', x, 1e-6).mean(0), w['head.weight'], w['head.bias'])
 
 
 def dit_shapes(kind: str, c: int, depth: int, heads: int, patch: int, classes: int) -> dict:

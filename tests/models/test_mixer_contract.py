@@ -23,7 +23,6 @@ BACKBONES: dict[str, dict[str, Any]] = {
     'HViT3': dict(type='mmvttt.HViT3', arch=STAGES, norm_layer=dict(type='BN')),
 }
 OWN = {'Vittt': TTTLinearMixer, 'ViT3': ViT3Mixer, 'T5': TTTMixer, 'HViT3': ViT3Mixer}
-ADAPTER = dict(type='mmvttt.ViTAdapter', conv_inplane=8, norm_layer=dict(type='BN'))
 every_backbone = pytest.mark.parametrize('name', BACKBONES)
 
 
@@ -75,9 +74,6 @@ def step(model: nn.Module) -> dict[str, Tensor]:
 
 def mixers_of(model: nn.Module) -> list[nn.Module]:
     return [m for n, m in model.named_modules() if n.endswith('.mixer')]
-
-
-CASES = [*((name, False) for name in BACKBONES), *((n, True) for n in BACKBONES if n != 'HViT3')]
 
 
 def test_a_mixer_is_told_what_it_declares() -> None:

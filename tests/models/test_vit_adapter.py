@@ -9,7 +9,6 @@ from torch import nn
 
 from mmvttt.models.adapters import ViTAdapter
 from mmvttt.models.adapters.deformable_attention import DeformableAttention, SamplingGrid
-from mmvttt.models.adapters.vit_adapter import _resize
 from mmvttt.models.backbones import ViT3
 from ttt_kernels import deform_attn
 
@@ -82,26 +81,6 @@ def test_out_indices(out_indices):
         torch.testing.assert_close(out, outs[i], rtol=0, atol=0)
     sum(out.sin().sum() for out in chosen(x)).backward()
     assert not [n for n, p in chosen.named_parameters() if p.grad is None]
-
-
-@pytest.mark.parametrize('stride', STRIDES)
-@pytest.mark.parametrize('size', [(225, 333), (64, 96), (431, 207)])
-def test_resize_keeps_the_place(stride, size):
-    """Bilinear sampling is exact on a ramp, of cells that hold their own centre in pixels."""
-
-    def ramp(stride):
-        y, x = (
-            (torch.arange(math.ceil(side / stride), dtype=torch.float64) + 0.5) * stride
-            for side in size
-        )
-        return torch.stack(torch.meshgrid(y, x, indexing='ij'))[None]
-
-    expected = ramp(stride)
-    resized = _resize(ramp(16), stride, expected.shape[2:])
-    assert resized.shape == expected.shape
-    # At the border there is nothing to interpolate with.
-    inner = (..., *2 * [slice(16 // stride + 1, -(16 // stride + 1))])
-    torch.testing.assert_close(resized[inner], expected[inner], rtol=1e-9, atol=1e-9)
 
 
 def definition(model, x):
