@@ -1,4 +1,4 @@
-"""ttt_glu, ttt_dwconv and ttt_mlp: scale and options, underflow, export.
+"""ttt_glu, ttt_dwconv and ttt_mlp: scale and options, underflow.
 
 What holds for every op is in test_ops.py.
 """
@@ -7,11 +7,10 @@ import math
 
 import pytest
 import torch
-from kernel_testing import error, normal
+from kernel_testing import error
 from ops import STEPS, inner_gradient
 
 import ttt_kernels
-from ttt_kernels import ttt_dwconv, ttt_glu, ttt_mlp
 
 # The option that changes the inner step, at its other value.
 OTHER = {'ttt_glu': {'damping': False}, 'ttt_dwconv': {'damping': False}, 'ttt_mlp': {'loss': 'l2'}}
@@ -56,38 +55,3 @@ def test_a_detection_sized_map_does_not_underflow(op, dtype):
     assert off(inner_gradient(op, inputs, hw, None)) < 4e-4
     scaled = (exact['v'] / math.prod(hw)).half().double() * math.prod(hw)
     assert off(inner_gradient(op, {**exact, 'v': scaled}, hw, 'reference')) > 4e-4
-
-
-# ------------------------------------------------------------------------------------------ export
-
-
-class All(torch.nn.Module):
-    """The two branches of ViT³'s mixer, and T⁵'s models behind, on maps of any size."""
-
-    def forward(self, x, w1, w2, w3):
-        height, width = x.shape[1:3]
-        tokens = x.flatten(1, 2)
-        heads = tokens.unflatten(-1, (3, 2, 4))
-        gated = ttt_glu(*heads.unbind(2), w1, w2)
-        filtered = ttt_dwconv(*tokens.chunk(3, -1), w3, hw=(height, width))
-        layers = ttt_mlp(*heads.unbind(2), w2, w1, scale=0.5)
-        layers = ttt_mlp(layers, layers, gated, w1, w2, w2, loss='l2', scale=0.5)
-        return layers.flatten(2) + filtered
-
-
-def test_exports_with_any_map_size():
-    generator = torch.Generator().manual_seed(0)
-    weights = tuple(normal(generator, *s).float() for s in ((2, 4, 4), (2, 4, 4), (8, 3, 3)))
-    image = normal(generator, 2, 6, 5, 24).float()
-    sizes = {
-        1: torch.export.Dim('height', min=2, max=64),
-        2: torch.export.Dim('width', min=2, max=64),
-    }
-    program = torch.export.export(
-        All(), (image, *weights), dynamic_shapes=(sizes, None, None, None)
-    )
-    targets = {node.target for node in program.graph.nodes}
-    assert {getattr(torch.ops.ttt_kernels, name).default for name in OTHER} <= targets
-    larger = normal(generator, 2, 9, 13, 24).float()
-    actual = program.module()(larger, *weights)
-    torch.testing.assert_close(actual, All()(larger, *weights))

@@ -176,15 +176,19 @@ def test_compiles_into_one_graph(op):
 
 
 @every_op
-def test_exports_with_any_batch(op):
+def test_exports_with_any_batch_and_number_of_tokens(op):
     class Module(torch.nn.Module):
         def forward(self, *tensors):
             return on(op, None)(dict(zip(names, tensors, strict=True)))
 
-    inputs, larger = op.make(HW, dtype=FP32), op.make(HW, batch=5, dtype=FP32)
+    # These are called with the size of the map.
+    hw = HW if op.name in ('ttt_dwconv', 'deform_attn') else (6, 9)
+    inputs, larger = op.make(HW, dtype=FP32), op.make(hw, batch=5, dtype=FP32)
     names = tuple(inputs)
-    batch = torch.export.Dim('batch', min=2, max=64)
-    sizes = tuple({0: batch} if n in op.images else None for n in names)
+    free = {0: torch.export.Dim('batch', min=2, max=64)}
+    if hw != HW:
+        free[1] = torch.export.Dim('tokens', min=2, max=4096)
+    sizes = tuple(free if n in op.images else None for n in names)
     program = torch.export.export(Module(), tuple(inputs.values()), dynamic_shapes=(sizes,))
     registered = getattr(torch.ops.ttt_kernels, op.name).default
     assert registered in {node.target for node in program.graph.nodes}

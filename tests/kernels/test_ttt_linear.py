@@ -9,7 +9,6 @@ from kernel_testing import assert_same, with_gradients
 from scans import NAMES, OP, call, definition, make
 from torch._subclasses import FakeTensorMode
 
-from ttt_kernels import ttt_linear
 from ttt_kernels.ttt_linear.definition import Inputs, dual
 
 # fp64 has 16 digits; sums over at most some hundred tokens and a chain of LayerNorms cost three.
@@ -83,22 +82,7 @@ def test_the_state_goes_where_the_saved_z_takes_it(dtype, kept):
     torch.testing.assert_close(w_kept[0, 0, 0, 0], expected, rtol=0, atol=2e-6)
 
 
-# -------------------------------------------------------------------------- export, autocast, fakes
-
-
-class Mixer(torch.nn.Module):
-    def forward(self, *tensors):
-        return ttt_linear(*tensors)
-
-
-def test_exports_with_any_number_of_tokens():
-    tokens = torch.export.Dim('tokens', min=2, max=4096)
-    dynamic = ({1: tokens},) * 4 + (None,) * 5
-    inputs = tuple(make(18, dtype=torch.float32).values())
-    program = torch.export.export(Mixer(), inputs, dynamic_shapes=(dynamic,))
-    assert any(node.target == OP.default for node in program.graph.nodes)
-    longer = make(53, dtype=torch.float32)
-    torch.testing.assert_close(program.module()(*longer.values()), call(longer, backend=None))
+# ---------------------------------------------------------------------------------- autocast, fakes
 
 
 def test_steps_that_autocast_has_rounded():
