@@ -1,7 +1,6 @@
 """Functions that the references of the inner steps share: layouts, silu, the damping of ViT³."""
 
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -54,15 +53,3 @@ def damped_backward(grad: Tensor, g: Tensor, dim: int) -> Tensor:
     unit = g / norm.masked_fill(norm == 0, 1)
     along = unit * (unit * grad).sum(dim, keepdim=True)
     return (grad - along + along / (norm + 1)) / (norm + 1)
-
-
-def step_backward(
-    module: ModuleType,
-    grads: Sequence[Tensor | None],
-    args: tuple,
-    kept: tuple,
-    needs: Sequence[bool],
-) -> Sequence[Tensor | None]:
-    """Calls `module.backward(do, tensors, g, options)`, as the inner steps have it."""
-    count = len(needs)
-    return module.backward(*grads, *args[:count], *kept, *args[count:])

@@ -94,33 +94,26 @@ def _usual(g: Tensor | None) -> Tensor | None:
     return g if usual else g.clone(memory_format=torch.contiguous_format)
 
 
-def _forward(implementation: ModuleType, args: Args, keep: bool) -> Any:
-    return implementation.forward(*args)
-
-
-def _unsupported(kernel: ModuleType, args: Args) -> str | None:
-    return kernel.unsupported_reason(args[0])
-
-
 @dataclass(eq=False)
 class Op:
     """The record of an op.
 
+    Implementations are modules with `forward(args, keep)`, which returns the results and what is
+    kept, `backward(grads, args, kept)`, which returns the gradients of all tensors from those of
+    the results (None where one is unused), and, but for the reference, `unsupported_reason(args)`.
+
     Attributes:
         name: Also of its folder, and in `torch.ops.ttt_kernels`.
         schema: Arguments in torch's language. Those of type `Tensor` are differentiated.
-        reference: Module with `forward`, `backward`, and `exported` for exporters.
+        reference: Implementation in plain PyTorch, with `exported` for exporters.
         definition: The results from the arguments, differentiable any number of times.
         check: Checks the arguments of the public function, and returns them as the op takes them.
         fake: Results of `forward`, empty, from the arguments and `keep`.
-        backward: Gradients of the tensors, from the implementation, the results' gradients (None
-            where a result is unused), the arguments, what `forward` kept, and which are needed.
         flops: FLOPs of both passes, from the arguments, with shapes for tensors.
         tokens, steps: Tensors that autocast casts to its dtype, and to the dtype of states.
         results: How many results the op has.
         kept: Names of the other tensors that `forward` returns, for the backward pass.
         keeps: Whether `forward` can leave those empty.
-        forward, unsupported: Calls of an implementation, where they differ from the usual ones.
         images: Tensors with a row for every image.
         typical: Means and deviations of floats besides tokens, for a kernel's check of itself.
         cancelling: Tensors whose gradients are small differences.
@@ -132,15 +125,12 @@ class Op:
     definition: Callable[..., Any]
     check: Callable[..., Args]
     fake: Callable[[Args, bool], tuple[Tensor, ...]]
-    backward: Callable[[ModuleType, Grads, Args, Args, Sequence[bool]], Grads]
     flops: tuple[Callable[..., int], Callable[..., int]]
     tokens: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
     results: int = 1
     kept: tuple[str, ...] = ()
     keeps: bool = False
-    forward: Callable[[ModuleType, Args, bool], Any] = _forward
-    unsupported: Callable[[ModuleType, Args], str | None] = _unsupported
     images: tuple[str, ...] = ()
     typical: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     cancelling: tuple[str, ...] = ()
@@ -252,7 +242,7 @@ class Op:
             self.name,
             backend,
             args[0],
-            lambda kernel: self.unsupported(kernel, args),
+            lambda kernel: kernel.unsupported_reason(args),
             lambda kernel: _check.reason(self, kernel, args),
         )
         return self.reference if kernel is None else kernel
@@ -268,7 +258,7 @@ class Op:
     def run(self, implementation: ModuleType, args: Args, keep: bool) -> tuple[Tensor, ...]:
         """Results of an implementation, and what it kept."""
         with _without_autocast(args[0]) if implementation is self.reference else _NOTHING:
-            out = self.forward(implementation, args, keep)
+            out = implementation.forward(args, keep)
         return out if isinstance(out, tuple) else (out,)
 
     def run_backward(
@@ -277,7 +267,7 @@ class Op:
         """Gradients of the tensors by an implementation; None for those that are not needed."""
         grads = [*map(_usual, grads)]
         with _without_autocast(args[0]) if implementation is self.reference else _NOTHING:
-            out = self.backward(implementation, grads, args, kept, needs)
+            out = implementation.backward(grads, args, kept)
         if False not in needs:
             return out
         return [g if need else None for g, need in zip(out, needs, strict=True)]

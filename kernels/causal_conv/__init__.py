@@ -1,15 +1,12 @@
 """Depth-wise causal convolutions along scans (vision-ttt Sec. 4.3), as a registered op."""
 
 import math
-from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .. import _inputs
-from .._op import Args, Grads, Op
+from .._op import Args, Op
 from . import reference
 
 _NAME = 'causal_conv'
@@ -70,17 +67,6 @@ def _fake(args: Args, keep: bool) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(0 if other is None else x.shape)
 
 
-def _backward(
-    module: ModuleType, grads: Grads, args: Args, kept: Args, needs: Sequence[bool]
-) -> Grads:
-    dy, dz = grads
-    if args.other is None:
-        dz = None
-    elif dz is None:
-        dz = torch.zeros_like(dy)
-    return module.backward(torch.zeros_like(dz) if dy is None else dy, dz, *args)
-
-
 def _flops(x: Any, weight: Any, other: Any, *_: Any) -> int:
     """2K per token, channel and weight, as for any convolution."""
     return 2 * math.prod(x) * weight[-1] * (1 if other is None else 2)
@@ -93,11 +79,9 @@ OP = Op(
     _definition,
     _check,
     _fake,
-    _backward,
     # Backward: the gradients of x and of the weights.
     (_flops, lambda *args: 2 * _flops(*args)),
     tokens=('x',),
     results=2,
     typical=dict.fromkeys(('weight', 'other'), (0, 0.5)),
-    unsupported=lambda kernel, args: kernel.unsupported_reason(args.x, args.weight),
 )

@@ -12,7 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import _launch
+from .._op import Args, Grads
 from .._triton import share_of, store
+from .reference import completed
 
 # Triton knows no starred tuples.
 # ruff: noqa: RUF005
@@ -179,8 +181,9 @@ def config(kernel: str, channels: int) -> dict[str, int]:
     return {'ROWS': rows, 'CHANNELS': columns, 'num_warps': _WARPS}
 
 
-def unsupported_reason(x: Tensor, weight: Tensor) -> str | None:
+def unsupported_reason(args: Args) -> str | None:
     """Reason why the kernels cannot run with these arguments; None where they can."""
+    x, weight = args.x, args.weight
     if weight.shape[-1] > MOST_TAPS:
         return f'K is {weight.shape[-1]}; the kernels have at most {MOST_TAPS} taps'
     return _launch.unsupported_scans_reason(x.shape[2]) or _launch.unsupported_reason(x)
@@ -213,8 +216,9 @@ def _planned(
     return splits, _launch.Launch(kernel, (batch * scans * splits, blocks), **options)
 
 
-def forward(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple[Tensor, Tensor]:
+def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
     """Computes `reference.forward`."""
+    x, weight, other, ways = args
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     z = x.new_empty(0) if other is None else torch.empty_like(y)
     (x,), strides = _launch.dense(x)
@@ -228,10 +232,10 @@ def forward(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple
     return y, z
 
 
-def backward(
-    dy: Tensor, dz: Tensor | None, x: Tensor, weight: Tensor, other: Tensor | None, ways: str
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, Tensor, Tensor]:
     """Computes `reference.backward`."""
+    x, weight, other, ways = args
+    dy, dz = completed(grads, other)
     batch, _, scans, channels = x.shape
     taps, both = weight.shape[-1], other is not None
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -4,11 +4,14 @@
 - `forward`, `backward`: what the op runs without kernels, using torch's convolution.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .._inputs import state_dtype
+from .._op import Args, Grads
 
 
 def primal(x: Tensor, weight: Tensor, ways: str) -> Tensor:
@@ -57,8 +60,9 @@ def _kernel(weight: Tensor, ways: str) -> Tensor:
 
 
 @torch.no_grad()
-def forward(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple[Tensor, Tensor]:
+def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
     """One `(B, T, R, C)` for each weight; the second is empty where `other` is None."""
+    x, weight, other, ways = args
     scans = len(ways)
     past = _image(padded(x, weight.shape[-1] - 1, ways))
 
@@ -69,14 +73,24 @@ def forward(x: Tensor, weight: Tensor, other: Tensor | None, ways: str) -> tuple
     return filtered(weight), x.new_empty(0) if other is None else filtered(other)
 
 
+def completed(grads: Grads, other: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Gradients of both results; zeros where one is unused, None where there is no second one."""
+    dy, dz = grads
+    if other is None:
+        dz = None
+    elif dz is None:
+        dz = torch.zeros_like(dy)
+    return torch.zeros_like(dz) if dy is None else dy, dz
+
+
 @torch.no_grad()
-def backward(
-    dy: Tensor, dz: Tensor | None, x: Tensor, weight: Tensor, other: Tensor | None, ways: str
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and other (empty if that is None), given dy and dz."""
+    x, weight, other, ways = args
+    dy, dz = completed(grads, other)
     tokens, scans = x.shape[1], len(ways)
     past = _image(padded(x, weight.shape[-1] - 1, ways))
-    total, grads = None, []
+    total, dweights = None, []
     for dout, w in ((dy, weight), (dz, other)):
         if w is None:
             continue
@@ -96,20 +110,19 @@ def backward(
         total = dpast if total is None else total + dpast
         dw = dkernel.view(w.shape)
         turned = [g.flip(-1) if way == 'b' else g for g, way in zip(dw, ways, strict=True)]
-        grads.append(torch.stack(turned))
+        dweights.append(torch.stack(turned))
     dpast = _tokens(total, scans)
     first = starts(weight.shape[-1] - 1, ways)
     dx = torch.stack([dpast[:, s : s + tokens, r] for r, s in enumerate(first)], 2)
-    return dx.to(x.dtype), grads[0], grads[1] if len(grads) > 1 else weight.new_empty(0)
+    return dx.to(x.dtype), dweights[0], dweights[1] if dz is not None else weight.new_empty(0)
 
 
-def exported(
-    x: Tensor, weight: Tensor, other: Tensor | None, ways: str, _backend: str
-) -> tuple[Tensor, Tensor]:
+def exported(*args: Any) -> tuple[Tensor, Tensor]:
     """`forward` in operators that exporters know: one convolution that covers both directions.
 
     Tokens along the width, where runtimes are several times faster than along the height.
     """
+    x, weight, other, ways, _backend = args
     scans, reach = len(ways), weight.shape[-1] - 1
     image = x.to(state_dtype(x.dtype)).flatten(2).unsqueeze(1).permute(0, 3, 1, 2)
 

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _backend, _inputs
-from .._op import Args, Grads, Op
+from .._op import Args, Op
 from . import reference
 
 _NAME = 'deform_attn'
@@ -127,41 +126,10 @@ def _check_shapes(shapes: Tensor) -> None:
         )
 
 
-def _on_host(value: Tensor, levels: Sequence[int], shapes: Tensor | None) -> Sequence[int]:
-    """Sizes of the levels as numbers, which the reference needs."""
-    if shapes is not None:
-        levels = shapes.flatten().tolist()
-        reference.check_levels(value, levels)
-    return levels
-
-
-def _definition(
-    value: Tensor, levels: Sequence[int], shapes: Tensor | None, *points: Any
-) -> Tensor:
-    return reference.primal(value, _on_host(value, levels, shapes), *points)
-
-
 def _fake(args: Args, keep: bool) -> tuple[Tensor]:
     value, locations = args.value, args.sampling_locations
     batch, _, heads, dim = value.shape
     return (value.new_empty((batch, locations.shape[1], heads * dim)),)
-
-
-def _forward(module: ModuleType, args: Args, keep: bool) -> Tensor:
-    if module is not reference:
-        return module.forward(*args)
-    value, levels, shapes, *points = args
-    return reference.forward(value, _on_host(value, levels, shapes), *points)
-
-
-def _backward(
-    module: ModuleType, grads: Grads, args: Args, kept: Args, needs: Sequence[bool]
-) -> Grads:
-    if module is reference:
-        value, levels, shapes, *points = args
-        args = (value, _on_host(value, levels, shapes), *points)
-    dvalue, *dpoints = module.backward(grads[0], *args)
-    return dvalue, None, *dpoints
 
 
 def _flops(value: Any, levels: Any, shapes: Any, locations: Any, *_: Any) -> int:
@@ -174,15 +142,12 @@ OP = Op(
     'Tensor value, SymInt[] levels, Tensor? spatial_shapes, Tensor sampling_locations, '
     'Tensor attention_weights',
     reference,
-    _definition,
+    reference.primal,
     _check,
     _fake,
-    _backward,
     # Backward: once for `value`, once for the weights and locations.
     (_flops, lambda *args: 2 * _flops(*args)),
     tokens=('value',),
-    forward=_forward,
     typical={'sampling_locations': (0.5, 0.3), 'attention_weights': (0.1, 0.05)},
     images=('value', 'sampling_locations', 'attention_weights'),
-    unsupported=lambda kernel, args: kernel.unsupported_reason(*args),
 )

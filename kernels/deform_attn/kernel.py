@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import _launch
+from .._op import Args, Grads
 
 MAX_DIM = 128
 _INT32 = 2**31 - 1
@@ -317,14 +318,9 @@ def config(kernel: str, dtype: torch.dtype, dim: int) -> dict[str, int]:
     return {'CHANNELS': channels, 'ROWS': together * warps, 'num_warps': warps}
 
 
-def unsupported_reason(
-    value: Tensor,
-    levels: Sequence[int],
-    shapes: Tensor | None,
-    locations: Tensor,
-    weights: Tensor,
-) -> str | None:
+def unsupported_reason(args: Args) -> str | None:
     """Reason why the kernels cannot run with these arguments; None where they can."""
+    value, _, _, locations, weights = args
     batch, pixels, heads, dim = value.shape
     if dim > MAX_DIM:
         return f'd is {dim}; the kernels have at most {MAX_DIM}'
@@ -392,14 +388,9 @@ _KERNELS = {
 }
 
 
-def forward(
-    value: Tensor,
-    levels: Sequence[int],
-    shapes: Tensor | None,
-    locations: Tensor,
-    weights: Tensor,
-) -> Tensor:
-    """O `(B, Q, H·d)`; sizes of the levels as numbers in `levels`, or in `shapes` `(L, 2)`."""
+def forward(args: Args, keep: bool = True) -> Tensor:
+    """O `(B, Q, H·d)`; see the reference."""
+    value, levels, shapes, locations, weights = args
     batch, _, heads, dim = value.shape
     out = value.new_empty((batch, locations.shape[1], heads * dim))
     shapes = _on_device(levels, value) if shapes is None else shapes.contiguous()
@@ -414,21 +405,14 @@ def forward(
     return out
 
 
-def backward(
-    do: Tensor,
-    value: Tensor,
-    levels: Sequence[int],
-    shapes: Tensor | None,
-    locations: Tensor,
-    weights: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dvalue, dlocations, dweights."""
+def backward(grads: Grads, args: Args, kept: Args) -> Grads:
+    """dvalue, None, dlocations, dweights."""
+    (do,), (value, levels, shapes, locations, weights) = grads, args
     batch, pixels, heads, _ = value.shape
-    grads = [
+    dvalue, dlocations, dweights = (
         torch.empty_like(x, memory_format=torch.contiguous_format)
         for x in (value, locations, weights)
-    ]
-    dvalue, dlocations, dweights = grads
+    )
     keys = torch.empty(weights.numel(), dtype=torch.int32, device=value.device)
     tensors = {
         'do': do.contiguous(),
@@ -445,4 +429,4 @@ def backward(
         cells = torch.arange(batch * heads * pixels + 1, dtype=torch.int32, device=value.device)
         starts = torch.searchsorted(keys, cells, out_int32=True)
         _planned('backward_value', *layout)(order=order, starts=starts, dvalue=dvalue, **tensors)
-    return dvalue, dlocations, dweights
+    return dvalue, None, dlocations, dweights

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._inputs import state_dtype
+from .._op import Args, Grads
 
 
 class _Axis(NamedTuple):
@@ -105,8 +106,18 @@ def check_levels(value: Tensor, levels: Sequence[int]) -> None:
         )
 
 
-def primal(value: Tensor, levels: Sequence[int], locations: Tensor, weights: Tensor) -> Tensor:
+def _on_host(value: Tensor, levels: Sequence[int], shapes: Tensor | None) -> Sequence[int]:
+    """Sizes of the levels as numbers."""
+    if shapes is not None:
+        levels = shapes.flatten().tolist()
+        check_levels(value, levels)
+    return levels
+
+
+def primal(*args: Any) -> Tensor:
     """`forward` by gathering; autograd differentiates it any number of times."""
+    value, levels, shapes, locations, weights = args
+    levels = _on_host(value, levels, shapes)
     dtype = state_dtype(value.dtype)
     rows, bilinear, _ = _points(value, levels, locations.to(dtype))
     shares = bilinear * _by_level(weights.to(dtype))  # (L, 4, B, Q, H, P)
@@ -116,18 +127,20 @@ def primal(value: Tensor, levels: Sequence[int], locations: Tensor, weights: Ten
 
 
 @torch.no_grad()
-def forward(value: Tensor, levels: Sequence[int], locations: Tensor, weights: Tensor) -> Tensor:
+def forward(args: Args, keep: bool = True) -> Tensor:
     """The sum over levels and points.
 
     Args:
-        value: `(B, S, H, d)`.
-        levels: h, w of every level, one after the other.
-        locations: `(B, Q, H, L, P, 2)`, x and y in [0, 1].
-        weights: `(B, Q, H, L, P)`.
+        args: `value` `(B, S, H, d)`; h, w of every level, one after the other, or their
+            `spatial_shapes` `(L, 2)`; `sampling_locations` `(B, Q, H, L, P, 2)`, x and y in [0, 1];
+            `attention_weights` `(B, Q, H, L, P)`.
+        keep: Nothing is kept for the backward pass.
 
     Returns:
         `(B, Q, H·d)`, dtype of `value`.
     """
+    value, levels, shapes, locations, weights = args
+    levels = _on_host(value, levels, shapes)
     dtype = state_dtype(value.dtype)
     batch, queries, heads, _, points, _ = locations.shape
     table = value.to(dtype).reshape(-1, value.shape[-1])
@@ -141,14 +154,14 @@ def forward(value: Tensor, levels: Sequence[int], locations: Tensor, weights: Te
 
 
 @torch.no_grad()
-def backward(
-    do: Tensor, value: Tensor, levels: Sequence[int], locations: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(grads: Grads, args: Args, kept: Args) -> Grads:
     """Gradients of `forward`; points exactly between two cells take the slope on their right.
 
     Returns:
-        dvalue, dlocations, dweights: contiguous, shape and dtype of each.
+        dvalue, None for the sizes, dlocations, dweights: contiguous, shape and dtype of each.
     """
+    (do,), (value, levels, shapes, locations, weights) = grads, args
+    levels = _on_host(value, levels, shapes)
     dtype, points = state_dtype(value.dtype), locations.shape[4]
     dim = value.shape[-1]
     table = value.to(dtype).reshape(-1, dim)
@@ -182,18 +195,12 @@ def backward(
         dlocations[:, :, :, level, :, 1] = y.near_slope * (
             x.near_weight * d00 + x.far_weight * d01
         ) + y.far_slope * (x.near_weight * d10 + x.far_weight * d11)
-    return dvalue.view(value.shape).to(value.dtype), dlocations, dweights
+    return dvalue.view(value.shape).to(value.dtype), None, dlocations, dweights
 
 
-def exported(
-    value: Tensor,
-    levels: Sequence[int],
-    shapes: Tensor | None,
-    locations: Tensor,
-    weights: Tensor,
-    _backend: str,
-) -> Tensor:
+def exported(*args: Any) -> Tensor:
     """`forward` in operators that exporters know: `grid_sample` for each level."""
+    value, levels, shapes, locations, weights, _backend = args
     if shapes is not None:
         raise NotImplementedError(
             'deform_attn: spatial_shapes in a tensor cannot be exported; give a list of (h, w)'

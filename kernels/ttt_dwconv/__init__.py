@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from .. import _inputs
-from .._inner_step import step_backward
 from .._op import Args, Op
 from . import reference
 
@@ -87,7 +86,6 @@ OP = Op(
     reference.primal,
     _check,
     _fake,
-    step_backward,
     # Nine products a pixel and channel for the gradient, nine for the reading. Backward: nine for
     # each of dQ, dW′, dK and dV.
     (lambda q, *_: 2 * 18 * math.prod(q), lambda q, *_: 2 * 36 * math.prod(q)),

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import _launch
+from .._op import Args, Grads
 from .._triton import channel_pointers, load, share_of, store
 
 # Triton knows no starred tuples.
@@ -291,7 +292,9 @@ def config(dim: int) -> dict:
     }
 
 
-unsupported_reason = _launch.unsupported_reason
+def unsupported_reason(args: Args) -> str | None:
+    """Reason why the kernels cannot run with these arguments; None where they can."""
+    return _launch.unsupported_reason(args.q)
 
 
 @_launch.plan
@@ -326,17 +329,9 @@ def _planned(
     )
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w3: Tensor,
-    h: int,
-    w: int,
-    scale: float,
-    damping: bool,
-) -> tuple[Tensor, Tensor]:
-    """O `(B, h·w, d)` and G before damping `(B, 9, d)`; arguments as the reference's."""
+def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
+    """O `(B, h·w, d)` and G before damping `(B, 9, d)`; see the reference."""
+    q, k, v, w3, h, w, scale, damping = args
     batch, pixels, dim = q.shape
     (q, k, v), strides = _launch.dense(q, k, v)
     splits, step, read = _planned(q.shape, q.dtype, q.device, h, w, damping, *strides)
@@ -351,19 +346,9 @@ def forward(
     return o, g.view(batch, 9, dim)
 
 
-def backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w3: Tensor,
-    g: Tensor,
-    h: int,
-    w: int,
-    scale: float,
-    damping: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv `(B, h·w, d)`, dw3 `(d, 3, 3)`; arguments as the reference's."""
+def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
+    """dq, dk, dv `(B, h·w, d)`, dw3 `(d, 3, 3)`; see the reference."""
+    (do,), (q, k, v, w3, h, w, scale, damping), (g,) = grads, args, kept
     batch, _, dim = q.shape
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     (do, q, k, v), strides = _launch.dense(do, q, k, v)

@@ -9,6 +9,7 @@ before the channels, `(…, 9, d)`, which is how the inner gradient is kept. The
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from .._inner_step import damped, damped_backward
 from .._inputs import state_dtype
+from .._op import Args, Grads
 
 
 def primal(
@@ -85,22 +87,14 @@ def _taps(w3: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w3: Tensor,
-    h: int,
-    w: int,
-    scale: float,
-    damping: bool = True,
-) -> tuple[Tensor, Tensor]:
+def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
     """The step and the reading.
 
     Returns:
         O `(B, h·w, d)` contiguous, and the inner gradient before damping, `(B, 9, d)` in the
         state's dtype.
     """
+    q, k, v, w3, h, w, scale, damping = args
     dtype = q.dtype
     q, k, v = _maps(h, w, q, k, v)
     g = products(k, v) * (-scale / (h * w))
@@ -108,23 +102,13 @@ def forward(
 
 
 @torch.no_grad()
-def backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w3: Tensor,
-    g: Tensor,
-    h: int,
-    w: int,
-    scale: float,
-    damping: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
     """Gradients of q, k, v and w3, given dO and the g that `forward` returned.
 
     Rotating a kernel by 180° reverses its taps. As in `ttt_glu`, all gradients of the step are
     linear in `j = −κH`.
     """
+    (do,), (q, k, v, w3, h, w, scale, damping), (g,) = grads, args, kept
     dtype = q.dtype
     do, q, k, v = _maps(h, w, do, q, k, v)
     dq = correlate(do, (_taps(w3) - (damped(g, 1) if damping else g)).flip(1))
@@ -138,18 +122,9 @@ def backward(
     )
 
 
-def exported(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w3: Tensor,
-    h: int,
-    w: int,
-    scale: float,
-    damping: bool,
-    _backend: str,
-) -> tuple[Tensor, Tensor]:
+def exported(*args: Any) -> tuple[Tensor, Tensor]:
     """`forward` in operators that exporters know, without in-place sums."""
+    q, k, v, w3, h, w, scale, damping, _backend = args
     dtype, state = q.dtype, state_dtype(q.dtype)
     q, k, v = (x.to(state).unflatten(1, (h, w)) for x in (q, k, v))
     g = products(k, v) * (-scale / (h * w))

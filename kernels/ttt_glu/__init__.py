@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor
 
 from .. import _inputs
-from .._inner_step import step_backward
 from .._op import Args, Op
 from . import reference
 
@@ -75,7 +74,6 @@ OP = Op(
     reference.primal,
     _check,
     _fake,
-    step_backward,
     # z1, z2, G1, G2, u1, u2. Backward: the reading u, dQ, dW′ (2 each); the step z, r, Kᵀdz (2
     # each) and dK (4).
     (lambda *args: _flops(6, *args), lambda *args: _flops(16, *args)),

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import _launch
+from .._op import Args, Grads
 from .._triton import (
     add_dot,
     again,
@@ -354,9 +355,9 @@ def config(kernel: str, dtype: torch.dtype, dim: int, gpu: _launch.Gpu) -> dict:
     return options | (_launch.most_registers(255) if wide else {})
 
 
-def unsupported_reason(q: Tensor) -> str | None:
+def unsupported_reason(args: Args) -> str | None:
     """Reason why the kernels cannot run with these arguments; None where they can."""
-    dim = q.shape[-1]
+    q, dim = args.q, args.q.shape[-1]
     if (
         q.dtype == torch.float32
         and dim > _launch.DIMS[0]
@@ -398,15 +399,14 @@ def _beside(g: Tensor) -> Tensor:
     return g.transpose(-3, -2).flatten(-2)
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, scale: float, damping: bool
-) -> tuple[Tensor, Tensor]:
-    """O `(B, N, H, d)` and G before damping `(B, H, d, 2d)`; arguments as the reference's."""
+def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
+    """O `(B, N, H, d)` and G before damping `(B, H, d, 2d)`; see the reference."""
+    q, k, v, w1, w2, scale, damping = args
     batch, tokens, heads, dim = q.shape
     if dim not in _launch.DIMS:
         w1, w2 = _launch.pad(w1, w2, axes=2)
         q, k, v = _launch.pad(q, k, v)
-        o, g = forward(q, k, v, w1, w2, scale, damping)
+        o, g = forward((q, k, v, w1, w2, scale, damping))
         (o,), (g,) = _launch.unpad(o, width=dim), _launch.unpad(_apart(g), width=dim, axes=2)
         return o, _beside(g)
     weights = {'w1': w1.contiguous(), 'w2': w2.contiguous()}
@@ -424,23 +424,15 @@ def forward(
     return o, g
 
 
-def backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    g: Tensor,
-    scale: float,
-    damping: bool,
-) -> tuple[Tensor, ...]:
-    """dq, dk, dv `(B, N, H, d)`, dw1, dw2 `(H, d, d)`; arguments as the reference's."""
+def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
+    """dq, dk, dv `(B, N, H, d)`, dw1, dw2 `(H, d, d)`; see the reference."""
+    (do,), (q, k, v, w1, w2, scale, damping), (g,) = grads, args, kept
     batch, _, heads, dim = q.shape
     if dim not in _launch.DIMS:
         w1, w2, g = _launch.pad(w1, w2, _apart(g), axes=2)
         do, q, k, v = _launch.pad(do, q, k, v)
-        dq, dk, dv, *dw = backward(do, q, k, v, w1, w2, _beside(g), scale, damping)
+        padded = q, k, v, w1, w2, scale, damping
+        dq, dk, dv, *dw = backward([do], padded, [_beside(g)])
         return *_launch.unpad(dq, dk, dv, width=dim), *_launch.unpad(*dw, width=dim, axes=2)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     (do, q, k, v), strides = _launch.dense(do, q, k, v)

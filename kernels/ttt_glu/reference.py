@@ -22,6 +22,7 @@ from .._inner_step import (
     silu_derivatives,
     tokens_first,
 )
+from .._op import Args, Grads
 
 
 def primal(
@@ -45,15 +46,14 @@ def primal(
 
 
 @torch.no_grad()
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, scale: float, damping: bool = True
-) -> tuple[Tensor, Tensor]:
+def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
     """The step and the reading.
 
     Returns:
         O `(B, N, H, d)` contiguous, and the inner gradients before damping, [G1 | G2]
         `(B, H, d, 2d)` in the state's dtype.
     """
+    q, k, v, w1, w2, scale, damping = args
     dtype, tokens, dim = q.dtype, q.shape[1], q.shape[-1]
     q, k, v = heads_first(q, k, v)
     w = torch.cat([w1, w2], dim=-1)
@@ -67,22 +67,13 @@ def forward(
 
 
 @torch.no_grad()
-def backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    g: Tensor,
-    scale: float,
-    damping: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, w1 and w2, given dO and the g that `forward` returned.
 
     All gradients of the step are linear in `j = −κH`, with κ = s/N and H the gradient with respect
     to G: with r = K·j, dV = r1·a + r2·z1·a′, and so on.
     """
+    (do,), (q, k, v, w1, w2, scale, damping), (g,) = grads, args, kept
     dtype, tokens, dim = q.dtype, q.shape[1], q.shape[-1]
     do, q, k, v = heads_first(do, q, k, v)
     w = torch.cat([w1, w2], dim=-1)
@@ -124,4 +115,4 @@ def backward(
 
 def exported(*args: Any) -> tuple[Tensor, Tensor]:
     """`forward`, whose operators exporters know; the last argument is the backend."""
-    return forward(*args[:-1])
+    return forward(args[:-1])

@@ -1,17 +1,15 @@
 """TTT-linear: Vittt's mini-batch scan, f(x) = x + LN(Wx + b) (App. A, B), as a registered op."""
 
 import functools
-from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _inputs
-from .._op import Args, Grads, Op
+from .._op import Args, Op
 from . import reference
-from .definition import Inputs, dual
+from .definition import dual, parts
 
 _NAME = 'ttt_linear'
 
@@ -67,12 +65,6 @@ def ttt_linear(
     return OP(*tensors, directions, mini_batch_size, eps, backend=backend)[0]
 
 
-def parts(args: Args) -> tuple[Inputs, Args]:
-    """The tensors of the op's arguments, and `directions`, `mini_batch_size` and `eps`."""
-    count = len(Inputs._fields)
-    return Inputs(*args[:count]), args[count:]
-
-
 def _check(*args: Any) -> Args:
     inputs, (directions, mini_batch_size, eps) = parts(args)
     q, _, _, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
@@ -101,10 +93,6 @@ def _definition(*args: Any) -> Tensor:
     return dual(inputs, *options)
 
 
-def _unsupported(kernel: ModuleType, args: Args) -> str | None:
-    return kernel.unsupported_reason(parts(args)[0], args.mini_batch_size)
-
-
 def _fake(args: Args, keep: bool) -> tuple[Tensor, ...]:
     q, size = args.q, args.mini_batch_size
     batch, tokens, scans, heads, dim = q.shape
@@ -117,21 +105,6 @@ def _fake(args: Args, keep: bool) -> tuple[Tensor, ...]:
         q.new_empty((batch, scans, heads, states, dim, dim), **new),
         q.new_empty((batch, scans, heads, states, dim), **new),
     )
-
-
-def _forward(module: ModuleType, args: Args, keep: bool) -> tuple[Tensor, ...]:
-    inputs, options = parts(args)
-    return module.forward(inputs, *options, keep)
-
-
-def _backward(
-    module: ModuleType, grads: Grads, args: Args, kept: Args, needs: Sequence[bool]
-) -> Grads:
-    inputs, options = parts(args)
-    if module is reference:
-        return module.backward(grads[0], inputs, kept[0], *options)
-    # The gradient of a sum comes as a view of one number, with stride 0.
-    return module.backward(grads[0].contiguous(), inputs, *kept, *options)
 
 
 def _flops(products: int, scores: int, *shapes: Any) -> int:
@@ -150,7 +123,6 @@ OP = Op(
     _definition,
     _check,
     _fake,
-    _backward,
     # Eq. 13's inner loop; backward with recomputation of the states.
     (functools.partial(_flops, 3, 2), functools.partial(_flops, 8, 6)),
     tokens=('q', 'k', 'v'),
@@ -158,7 +130,6 @@ OP = Op(
     steps=('eta',),
     kept=('z_kept', 'w_kept', 'c_kept'),
     keeps=True,
-    forward=_forward,
     typical={
         'eta': (0.01, 0.003),
         'w0': (0, 0.02),
@@ -168,5 +139,4 @@ OP = Op(
         'token_scale': (0.5, 0.2),
     },
     cancelling=('eta', 'token_scale'),
-    unsupported=_unsupported,
 )

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from .._inputs import state_dtype
 from .._numba import flat, padded, parallel, sum_in_order
+from .._op import Args, Grads
 from . import _numba_kernels as kernels
 from ._numba_kernels import Gradients, Kept, Numbers, Parameters, Sizes, Tokens
-from .definition import Inputs
+from .definition import Inputs, parts
 from .reference import LEAST_EPS, kept_dtype, segment
 
 # A thread holds the scores of a chunk, (b, b). Up to here the kernels are faster than the
@@ -25,12 +26,12 @@ from .reference import LEAST_EPS, kept_dtype, segment
 _LARGEST_MINI_BATCH = 1024
 
 
-def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
+def unsupported_reason(args: Args) -> str | None:
     """Reason why the kernels cannot run with these arguments; None where they can."""
-    if min(mini_batch_size, inputs.q.shape[1]) > _LARGEST_MINI_BATCH:
+    if min(args.mini_batch_size, args.q.shape[1]) > _LARGEST_MINI_BATCH:
         return (
             f'mini_batch_size must be at most {_LARGEST_MINI_BATCH} for '
-            f'{inputs.q.shape[1]} tokens, got {mini_batch_size}'
+            f'{args.q.shape[1]} tokens, got {args.mini_batch_size}'
         )
     return None
 
@@ -58,14 +59,9 @@ def _common(
     return sizes, Numbers(dim, kind(1 / dim), kind(max(eps, LEAST_EPS)), kind(1)), parameters
 
 
-def forward(
-    inputs: Inputs,
-    directions: str,
-    mini_batch_size: int,
-    eps: float,
-    keep: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Computes `reference.forward`."""
+    inputs, (directions, mini_batch_size, eps) = parts(args)
     q, k, v, eta = inputs[:4]
     batch, tokens, scans, heads, dim = q.shape
     state = state_dtype(q.dtype)
@@ -93,17 +89,10 @@ def forward(
     return o.to(q.dtype), z.to(kept_dtype(q.dtype)), w_kept, c_kept
 
 
-def backward(
-    do: Tensor,
-    inputs: Inputs,
-    z_kept: Tensor,
-    w_kept: Tensor,
-    c_kept: Tensor,
-    directions: str,
-    mini_batch_size: int,
-    eps: float,
-) -> tuple[Tensor, ...]:
+def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
     """Computes `reference.backward` from the saved states."""
+    inputs, (directions, mini_batch_size, eps) = parts(args)
+    (do,), (z_kept, w_kept, c_kept) = grads, kept
     q, k, v, eta, w0, *_, token_scale = inputs
     batch, _, scans, heads, dim = q.shape
     state = state_dtype(q.dtype)

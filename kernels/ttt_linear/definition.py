@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._inputs import state_dtype
+from .._op import Args
 
 
 class Inputs(NamedTuple):
@@ -31,6 +32,12 @@ class Inputs(NamedTuple):
     ln_weight: Tensor
     ln_bias: Tensor
     token_scale: Tensor | None  # (R, mini_batch_size); None is ones
+
+
+def parts(args: Args) -> tuple[Inputs, Args]:
+    """The tensors of the op's arguments, and `directions`, `mini_batch_size` and `eps`."""
+    count = len(Inputs._fields)
+    return Inputs(*args[:count]), args[count:]
 
 
 def scan_order(x: Tensor, directions: str) -> Tensor:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import _launch
+from .._op import Args, Grads
 from . import _backward_kernels, _forward_kernels, _tiles, reference
-from .definition import Inputs
+from .definition import Inputs, parts
 
 # Channels of a head for which the kernels are written; other sizes are padded.
 DIMS = (32, 64, 128)
@@ -30,9 +31,9 @@ def registers(dtype: torch.dtype, dim: int, shared: bool) -> int:
     return 168 if shared and dtype != torch.float32 and dim < DIMS[-1] else 255
 
 
-def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
+def unsupported_reason(args: Args) -> str | None:
     """Reason why the kernels cannot run with these arguments; None where they can."""
-    q = inputs.q
+    q, mini_batch_size = args.q, args.mini_batch_size
     dim = q.shape[-1]
     if dim > DIMS[-1]:
         return f'd is {dim}; the kernels have at most {DIMS[-1]}'
@@ -51,7 +52,7 @@ def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
         return f'T is {q.shape[1]}; a scan needs 64-bit indices, which the kernels do not have'
     # Inside a chunk offsets are 32-bit.
     for name in ('q', 'k', 'v'):
-        x = getattr(inputs, name)
+        x = getattr(args, name)
         if CHUNK * x.stride(1) >= 2**31:
             return (
                 f'{name} has {x.stride(1)} elements from token to token; {CHUNK} of these strides '
@@ -60,17 +61,15 @@ def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> str | None:
     return None
 
 
-def forward(
-    inputs: Inputs, directions: str, mini_batch_size: int, eps: float, keep: bool = True
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The scan of every image, direction and head, one program each.
 
     Returns:
         O in q's dtype, and as saved by `reference.forward` for the backward pass, Z, W and c
         without their mean over the outputs, which LayerNorm ignores.
     """
-    width = inputs.q.shape[-1]
-    inputs, plan = _prepared(inputs, directions, mini_batch_size)
+    width, eps = args.q.shape[-1], args.eps
+    inputs, plan = _prepared(args)
     q, new = inputs.q, inputs.eta.new_empty
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     kept_dtype = reference.kept_dtype(q.dtype)
@@ -92,16 +91,7 @@ def forward(
     return o, z_kept, w_kept, c_kept
 
 
-def backward(
-    do: Tensor,
-    inputs: Inputs,
-    z_kept: Tensor,
-    w_kept: Tensor,
-    c_kept: Tensor,
-    directions: str,
-    mini_batch_size: int,
-    eps: float,
-) -> tuple[Tensor, ...]:
+def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
     """Gradients of `forward`'s O, from the saved Z and states.
 
     Parameters are shared by all images: every program writes its own part, and the parts are summed
@@ -111,8 +101,9 @@ def backward(
         dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale, contiguous; the last is
         `(R, 0)` where `token_scale` is None.
     """
-    width = inputs.q.shape[-1]
-    inputs, plan = _prepared(inputs, directions, mini_batch_size)
+    (do,), (z_kept, w_kept, c_kept) = grads, kept
+    width, eps = args.q.shape[-1], args.eps
+    inputs, plan = _prepared(args)
     q, k, _, eta = inputs[:4]
     new = eta.new_empty
     if width != plan.shape[-1]:
@@ -159,7 +150,7 @@ def backward(
     if inputs.token_scale is None:
         dtoken_scale = new((plan.shape[2], 0))
     else:
-        dtoken_scale = dtau.sum((0, 2, 3))[:, :mini_batch_size].contiguous()
+        dtoken_scale = dtau.sum((0, 2, 3))[:, : args.mini_batch_size].contiguous()
     dw0 = dw0.sum(0)
     dln = dln_weight.sum((0, 1, 4)), dln_bias.sum((0, 1, 4))
     features: Sequence[Tensor] = (dq, dk, dv, db0.sum(0), *dln)
@@ -169,8 +160,9 @@ def backward(
     return *features[:3], deta, dw0, *features[3:], dtoken_scale
 
 
-def _prepared(inputs: Inputs, directions: str, size: int) -> tuple[Inputs, '_Plan']:
+def _prepared(args: Args) -> tuple[Inputs, '_Plan']:
     """The inputs as the kernels read them, features dense and padded to `DIMS`, and the plan."""
+    inputs, (directions, size, _) = parts(args)
     q, k, v, eta, *small = inputs
     width = q.shape[-1]
     if width not in DIMS:

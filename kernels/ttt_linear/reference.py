@@ -14,7 +14,8 @@ from torch import Tensor
 from torch._higher_order_ops.scan import scan_op
 
 from .._inputs import state_dtype
-from .definition import Inputs, scan_order
+from .._op import Args, Grads
+from .definition import Inputs, parts, scan_order
 
 # Mini-batches of 16 tokens between two states saved for the backward pass.
 SEGMENT = 32
@@ -161,13 +162,7 @@ def _operands(inputs: Inputs, directions: str, mini_batch_size: int) -> _Operand
 
 
 @torch.no_grad()
-def forward(
-    inputs: Inputs,
-    directions: str,
-    mini_batch_size: int,
-    eps: float = 1e-6,
-    keep: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Runs the scan chunk by chunk.
 
     Returns:
@@ -176,6 +171,7 @@ def forward(
         is used, and the state after every s = `segment` mini-batches and at the end: W `(B, R, H,
         ⌈n/s⌉, d, d)` and c `(B, R, H, ⌈n/s⌉, d)` of n mini-batches.
     """
+    inputs, (directions, mini_batch_size, eps) = parts(args)
     q, ln_bias, eps = inputs.q, inputs.ln_bias, max(eps, LEAST_EPS)
     x = _operands(inputs, directions, mini_batch_size)
     chunks, dim, kept = x.chunks, q.shape[-1], kept_dtype(q.dtype)
@@ -210,20 +206,15 @@ def forward(
 
 
 @torch.no_grad()
-def backward(
-    do: Tensor,
-    inputs: Inputs,
-    z_kept: Tensor,
-    directions: str,
-    mini_batch_size: int,
-    eps: float = 1e-6,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
     """Gradients of `forward`'s O from the saved Z, from which the same states are recomputed.
 
     Returns:
         dq, dk, dv, deta, dw0, db0, dln_weight, dln_bias, dtoken_scale, contiguous, each in its
         input's shape and dtype; dtoken_scale is empty where `token_scale` is None.
     """
+    inputs, (directions, mini_batch_size, eps) = parts(args)
+    (do,), (z_kept, *_) = grads, kept
     q, _, _, eta, w0, b0, ln_weight, ln_bias, token_scale = inputs
     x, eps = _operands(inputs, directions, mini_batch_size), max(eps, LEAST_EPS)
     chunks, dim, n = x.chunks, q.shape[-1], x.chunks.count

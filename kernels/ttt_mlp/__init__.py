@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor
 
 from .. import _inputs
-from .._inner_step import step_backward
 from .._op import Args, Op
 from . import reference
 
@@ -86,7 +85,6 @@ OP = Op(
     reference.primal,
     _check,
     _fake,
-    step_backward,
     (lambda *args: _flops(0, *args), lambda *args: _flops(1, *args)),
     tokens=('q', 'k', 'v'),
     kept=('g',),

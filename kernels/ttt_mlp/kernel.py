@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import _launch
+from .._op import Args, Grads
 from .._triton import (
     MMA_SYNC,
     add_dot,
@@ -392,9 +393,9 @@ def config(kernel: str, dtype: torch.dtype, dim: int, l2: bool, gpu: _launch.Gpu
     return {'PRECISION': _launch.precision(dtype), **options}
 
 
-def unsupported_reason(q: Tensor) -> str | None:
+def unsupported_reason(args: Args) -> str | None:
     """Reason why the kernels cannot run with these arguments; None where they can."""
-    return _launch.unsupported_heads_reason(q)
+    return _launch.unsupported_heads_reason(args.q)
 
 
 @_launch.plan
@@ -432,21 +433,13 @@ def _stepped(weights: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.sub(weights, g, out=torch.empty_like(g, dtype=dtype))
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    w3: Tensor | None,
-    scale: float,
-    loss: str,
-) -> tuple[Tensor, Tensor]:
-    """O `(B, N, H, d)` and G `(B, H, 2|3, d, d)`; arguments as the reference's."""
+def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
+    """O `(B, N, H, d)` and G `(B, H, 2|3, d, d)`; see the reference."""
+    q, k, v, w1, w2, w3, scale, loss = args
     batch, tokens, heads, dim = q.shape
     if dim not in _launch.DIMS:
         q, k, v = _launch.pad(q, k, v)
-        o, g = forward(q, k, v, *_padded(w1, w2, w3), scale, loss)
+        o, g = forward((q, k, v, *_padded(w1, w2, w3), scale, loss))
         return _launch.unpad(o, width=dim)[0], _launch.unpad(g, width=dim, axes=2)[0]
     l2, weights = loss == 'l2', _stacked(w1, w2, w3)
     (q, k, v), strides = _launch.dense(q, k, v)
@@ -465,23 +458,13 @@ def forward(
     return o, g
 
 
-def backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    w3: Tensor | None,
-    g: Tensor,
-    scale: float,
-    loss: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv `(B, N, H, d)`, dw1, dw2, dw3 `(H, d, d)`; arguments as the reference's."""
+def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
+    """dq, dk, dv `(B, N, H, d)`, dw1, dw2, dw3 `(H, d, d)`; see the reference."""
+    (do,), (q, k, v, w1, w2, w3, scale, loss), (g,) = grads, args, kept
     dim = q.shape[-1]
     if dim not in _launch.DIMS:
         (do, q, k, v), (g,) = _launch.pad(do, q, k, v), _launch.pad(g, axes=2)
-        out = backward(do, q, k, v, *_padded(w1, w2, w3), g, scale, loss)
+        out = backward([do], (q, k, v, *_padded(w1, w2, w3), scale, loss), [g])
         dq, dk, dv = _launch.unpad(*out[:3], width=dim)
         dw1, dw2 = _launch.unpad(*out[3:5], width=dim, axes=2)
         dw3 = out[5] if w3 is None else _launch.unpad(out[5], width=dim, axes=2)[0]

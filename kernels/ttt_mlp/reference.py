@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._inner_step import heads_first, over_heads, silu_derivatives, tokens_first
+from .._op import Args, Grads
 
 
 def primal(
@@ -55,22 +56,14 @@ def _error(hidden: Tensor, v: Tensor, w_out: Tensor, loss: str) -> Tensor:
 
 
 @torch.no_grad()
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    w3: Tensor | None,
-    scale: float,
-    loss: str,
-) -> tuple[Tensor, Tensor]:
+def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
     """The step and the reading.
 
     Returns:
         O `(B, N, H, d)` contiguous, and the inner gradients of the 2 or 3 weights, one after the
         other, `(B, H, 2|3, d, d)` in the state's dtype.
     """
+    q, k, v, w1, w2, w3, scale, loss = args
     dtype, tokens = q.dtype, q.shape[1]
     q, k, v = heads_first(q, k, v)
     w_out = w2 if w3 is None else w3
@@ -91,24 +84,14 @@ def forward(
 
 
 @torch.no_grad()
-def backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    w3: Tensor | None,
-    g: Tensor,
-    scale: float,
-    loss: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, w1, w2 and w3, given dO and the g that `forward` returned.
 
     All gradients of the step are linear in `j = −κ·dW′`, κ = s/N, which is κ times the gradient
     with respect to G. Names with a d before them are gradients; D is the hidden layer's gradient in
     the inner loss. Without w3 the last result is empty.
     """
+    (do,), (q, k, v, w1, w2, w3, scale, loss), (g,) = grads, args, kept
     dtype, tokens = q.dtype, q.shape[1]
     do, q, k, v = heads_first(do, q, k, v)
     gated = w3 is not None
@@ -168,4 +151,4 @@ def backward(
 
 def exported(*args: Any) -> tuple[Tensor, Tensor]:
     """`forward`, whose operators exporters know; the last argument is the backend."""
-    return forward(*args[:-1])
+    return forward(args[:-1])

@@ -8,8 +8,9 @@ Mini-batches have 16 tokens. N is a program of a scan: an image, a scan and a he
 import torch
 from torch import Tensor
 
+from ttt_kernels._op import Args, Grads
 from ttt_kernels.ttt_linear import reference
-from ttt_kernels.ttt_linear.definition import Inputs, scan_order
+from ttt_kernels.ttt_linear.definition import Inputs, parts, scan_order
 
 B = 16
 
@@ -83,14 +84,13 @@ class Scan:
         return x, rstd, y + self.gamma * x, mean_px, g
 
 
-def unsupported_reason(inputs: Inputs, mini_batch_size: int) -> None:
-    assert mini_batch_size == B
+def unsupported_reason(args: Args) -> None:
+    assert args.mini_batch_size == B
 
 
-def forward(
-    inputs: Inputs, directions: str, mini_batch_size: int, eps: float, keep: bool = True
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """O, Z, and W and c after every segment."""
+    inputs, (directions, _, eps) = parts(args)
     scan, kept = Scan(inputs, directions, eps), reference.kept_dtype(inputs.q.dtype)
     (w, c), outputs, zs, ws, cs = scan.start(), [], [], [], []
     for n in range(scan.count):
@@ -108,17 +108,10 @@ def forward(
     return scan.unpack(outputs, scan.dtype), scan.unpack(zs, kept), ws, cs
 
 
-def backward(
-    do: Tensor,
-    inputs: Inputs,
-    z_kept: Tensor,
-    w_kept: Tensor,
-    c_kept: Tensor,
-    directions: str,
-    mini_batch_size: int,
-    eps: float,
-) -> tuple[Tensor, ...]:
-    """The gradients of `inputs`: the query side, the chain, the key side."""
+def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
+    """The gradients of the tensors: the query side, the chain, the key side."""
+    inputs, (directions, _, eps) = parts(args)
+    (do,), (z_kept, w_kept, c_kept) = grads, kept
     scan = Scan(inputs, directions, eps)
     cast, do, zs, count = scan.cast, scan.pack(do), scan.pack(z_kept), scan.count
     w_kept, c_kept = w_kept.flatten(0, 2), c_kept.flatten(0, 2)[:, :, None]

@@ -5,6 +5,7 @@ fp32 and fp16 it is. The ops are the rows of ops.py; test_*_gpu.py have the rest
 """
 
 import importlib
+from types import SimpleNamespace
 
 import emulation
 import pytest
@@ -17,9 +18,8 @@ from op_row import FP16, FP32, FP64, Case
 from ops import OPS, STEPS, inner_gradient, pyramid
 from scans import OP, OP_BACKWARD, call, make
 
-from ttt_kernels import _launch
+from ttt_kernels import _launch, _op
 from ttt_kernels.ttt_linear._tiles import dense_scan_of, scan_of, tile_pointers
-from ttt_kernels.ttt_linear.definition import Inputs
 
 pytestmark = pytest.mark.interpreter
 several_programs = pytest.mark.usefixtures('several_programs')
@@ -194,13 +194,14 @@ def test_the_emulation_computes_what_the_kernels_do(size, cut):
     """In fp32; test_ttt_linear.py has bf16."""
     cut(3)
     inputs = make(105, 'fb', batch=1, heads=1, dim=32, dtype=FP32)
-    inputs = Inputs(**{n: size * x if n in 'qkv' else x for n, x in inputs.items()})
-    grad = normal(torch.Generator().manual_seed(1), *inputs.q.shape).float()
-    options, module = ('fb', 16, 1e-6), importlib.import_module('ttt_kernels.ttt_linear.kernel')
+    inputs |= {n: size * inputs[n] for n in 'qkv'}
+    args = _op.OPS['ttt_linear'].arguments(*inputs.values(), 'fb', 16, 1e-6)
+    grad = normal(torch.Generator().manual_seed(1), *args.q.shape).float()
+    module = importlib.import_module('ttt_kernels.ttt_linear.kernel')
     outputs, grads = [], []
     for way in (module, emulation):
-        outputs.append(way.forward(inputs, *options))
-        grads.append(way.backward(grad, inputs, *outputs[0][1:], *options))
+        outputs.append(way.forward(args))
+        grads.append(way.backward([grad], args, outputs[0][1:]))
     # Sums in another order, through seven mini-batches.
     for x, y in zip((*outputs[0], *grads[0]), (*outputs[1], *grads[1]), strict=True):
         assert x.shape == y.shape
@@ -213,7 +214,7 @@ def test_a_token_too_far_from_the_next_is_named():
     inputs = make(2, dim=32, dtype=torch.float32)
     far = torch.empty((2**27 + 64) // 32, 1, 2, 2, 32, device='meta')
     far = far.as_strided((2, 2, 2, 2, 32), (1, 2**27, 64, 32, 1))
-    reason = kernel.unsupported_reason(Inputs(**{**inputs, 'k': far}), 16)
+    reason = kernel.unsupported_reason(SimpleNamespace(**inputs | {'k': far}, mini_batch_size=16))
     assert 'k has 134217728 elements from token to token' in reason
 
 
@@ -225,7 +226,9 @@ def test_heads_that_do_not_fit_in_shared_memory(dim, dtype, little, monkeypatch)
     from ttt_kernels.ttt_linear import kernel
 
     monkeypatch.setattr(_launch, 'gpu', lambda *_: _launch.Gpu(little=little))
-    reason = kernel.unsupported_reason(Inputs(**make(2, dim=dim, dtype=dtype)), 16)
+    reason = kernel.unsupported_reason(
+        SimpleNamespace(**make(2, dim=dim, dtype=dtype), mini_batch_size=16)
+    )
     assert (reason is not None) is ((dim, dtype, little) == (72, FP32, True))
 
 
@@ -431,6 +434,5 @@ def test_indices_beyond_32_bits_are_left_to_the_reference(size):
 
     value = torch.empty((1, size * size, 2, 16), device='meta')
     places, weights = torch.empty(1, 3, 2, 1, 4, 2), torch.empty(1, 3, 2, 1, 4)
-    assert 'need 64-bit indices' in kernel.unsupported_reason(
-        value, [size, size], None, places, weights
-    )
+    args = value, [size, size], None, places, weights
+    assert 'need 64-bit indices' in kernel.unsupported_reason(args)
