@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,10 @@ def jit(function: Callable) -> Callable:
 def _or_compile(step: Callable[..., Any], *arguments: Any) -> Any:
     """A step of numba's cache; None if it fails, as for a kernel that is not in the cache."""
     try:
-        return step(*arguments)
+        result = step(*arguments)
+        if result is None and step.__name__ == 'load_overload':
+            _announce()
+        return result
     # A truncated pickle raises errors of any type.
     except Exception as error:
         warnings.warn(
@@ -74,6 +78,14 @@ def _or_compile(step: Callable[..., Any], *arguments: Any) -> Any:
             stacklevel=2,
         )
         return None
+
+
+@cache
+def _announce() -> None:
+    """Says that kernels are compiled, once in a process, before the seconds of silence."""
+    logging.getLogger(__package__).warning(
+        'numba compiles the kernels for this CPU, for some 20 s; later runs load them from disk'
+    )
 
 
 def inlined(function: Callable) -> Callable:

@@ -214,3 +214,11 @@ def test_a_cache_that_cannot_be_used(damage, tmp_path, monkeypatch) -> None:
     kernel = fresh(tmp_path)
     with pytest.warns(RuntimeWarning, match='numba cannot read or write compiled.*NUMBA_CACHE_DIR'):
         assert kernel(3) == 6
+
+
+def test_a_first_compilation_is_said(tmp_path, caplog) -> None:
+    for lines in (1, 0):
+        _numba._announce.cache_clear()
+        caplog.clear()
+        assert fresh(tmp_path)(3) == 6
+        assert len(caplog.records) == lines
