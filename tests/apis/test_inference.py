@@ -264,7 +264,7 @@ def test_what_cannot_be_shown_is_refused() -> None:
 
 
 def test_no_image_is_written_over(image: Path, tmp_path: Path, tools: Any) -> None:
-    other, mine = tmp_path / 'a' / '0.jpg', tmp_path / 'out' / 'vis' / '0.jpg'
+    other, mine = tmp_path / 'a' / '0.jpg', tmp_path / 'out' / 'vis' / '0.png'
     for path in (other, mine):
         path.parent.mkdir(parents=True)
         path.write_bytes(image.read_bytes())

@@ -184,15 +184,13 @@ def drawings(images: Sequence[Path], out: str | os.PathLike[str]) -> list[tuple[
         UsageError: A drawing would be written over an image, or over another drawing.
     """
     pairs: dict[Path, Path] = {}
+    taken = {image.resolve() for image in images}
     for image in images:
         file = Path(out) / f'{image.stem}{".mp4" if image.suffix.lower() in VIDEOS else ".png"}'
-        if image.resolve().parent == Path(out).resolve():
+        if file in pairs or file.resolve() in taken:
             raise UsageError(
-                f'the drawing would be written over {os.fspath(image)!r}: give another --out'
-            )
-        if file in pairs:
-            raise UsageError(
-                f'several images are called {file.stem!r}: show one at a time, with --out'
+                f'the drawing of {os.fspath(image)!r} would be written over {os.fspath(file)!r}: '
+                'give another --out, or one image of a name at a time'
             )
         pairs[file] = image
     return [(image, file) for file, image in pairs.items()]

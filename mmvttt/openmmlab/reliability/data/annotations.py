@@ -17,7 +17,7 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 
-from mmvttt.errors import DataError, MissingDataError, OptionError
+from mmvttt.errors import DataError, MissingDataError
 from mmvttt.openmmlab.registry import type_name
 
 from .coco import check_coco
@@ -27,7 +27,6 @@ from .folders import check_folders
 from .images import read_image
 from .labels import check_labels
 
-_KINDS = {'train': 'training', 'val': 'validation', 'test': 'test'}
 # Keys of the classifying heads in the toolboxes' models.
 _HEADS = {
     'mmdet': (
@@ -79,8 +78,6 @@ def check_paths(sets: Sequence[DatasetConfig], splits: Sequence[str] = SPLITS) -
     Skips remote paths (`s3://…`), storage backends (`backend_args`) and downloaded data. A
     MissingDataError names what is missing, and how to change the path.
     """
-    if unknown := [split for split in splits if split not in _KINDS]:
-        raise OptionError(f'splits={unknown}: choose from {", ".join(_KINDS)}')
     for data in sets:
         for key, path in data.paths.items() if data.split in splits else ():
             if not os.path.exists(path):
@@ -93,7 +90,7 @@ def _missing(data: DatasetConfig, key: str, path: str) -> str:
     kind = 'annotation file' if key == 'ann_file' else 'folder'
     key = f'{data.key}.{key}'
     return (
-        f'The {_KINDS[data.split]} data is missing: the {kind} {path!r} does not exist (expected '
+        f'The {data.split} data is missing: the {kind} {path!r} does not exist (expected '
         f'at {os.path.abspath(path)}, named by {key}); put or link it there'
         f'{by_variable}, or point elsewhere with --cfg-options {key}=PATH'
     )
