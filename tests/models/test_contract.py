@@ -251,6 +251,22 @@ def test_frozen_stages(name: str, frozen: int, out_type: str) -> None:
     assert [m.training for m in (first, *parts)] == [i > frozen for i in range(5)]
 
 
+def test_parts_of_a_subclass_come_after_the_blocks() -> None:
+    """They learn at the full rate, are not frozen with the embedding, and a matrix decays."""
+
+    class Own(T5):
+        def __init__(self, **options) -> None:
+            super().__init__(**options)
+            self.mix, self.tail = nn.Parameter(torch.zeros(2, 2)), nn.Linear(2, 2)
+
+    model = Own(arch=PLAIN, frozen_stages=0).train()
+    assert {model.get_layer_depth(n)[0] for n in ('mix', 'tail.weight', 'norm.weight')} == {5}
+    assert model.mix.requires_grad
+    assert model.tail.training
+    assert 'mix' not in model.no_weight_decay()
+    assert not any(p.requires_grad for p in Own(arch=PLAIN, frozen_stages=4).train().parameters())
+
+
 @every_backbone
 def test_the_epsilon_of_all_norms(name: str) -> None:
     """The authors' of each: H-ViT³ and DINOv3 have torch's default."""

@@ -24,6 +24,10 @@ from ..layers.embedding import PatchEmbed, resize_positions
 
 _log = logging.getLogger(__name__)
 OUT_TYPES = ('featmap', 'avg_featmap')
+# Parts before the blocks, also of timm's ViTs; the final norm and any other part come after them.
+_EMBEDDING = frozenset(
+    'patch_embed pos_embed cls_token reg_token dist_token pos_drop norm_pre rope'.split()  # noqa: SIM905
+)
 
 
 def run(module: nn.Module, with_cp: bool, *args: Any, **kwargs: Any) -> Any:
@@ -273,22 +277,20 @@ class PlainBackbone(nn.Module):
         """Sets the mode, but keeps frozen parts in evaluation mode and without gradients."""
         super().train(mode)
         if self.frozen_stages >= 0:
-            # As in `get_layer_depth`, all else belongs to the embedding.
-            frozen = [m for name, m in self.named_children() if name not in ('blocks', 'norm')]
-            frozen += self.blocks[: self.frozen_stages]
-            if self.frozen_stages == self.num_layers:
-                frozen.append(self.norm)
-            for module in frozen:
+            whole = self.frozen_stages == self.num_layers
+            frozen = [m for n, m in self.named_children() if whole or n in _EMBEDDING]
+            for module in (*frozen, *self.blocks[: self.frozen_stages]):
                 module.eval().requires_grad_(False)
-            for parameter in self.parameters(recurse=False):
-                parameter.requires_grad_(False)
+            for name, parameter in self.named_parameters(recurse=False):
+                if whole or name in _EMBEDDING:
+                    parameter.requires_grad_(False)
         return self
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Layer of a parameter for layer-wise learning rates (mmpretrain's protocol).
 
         Returns `(layer, num_layers + 2)`: 0 for the embedding, i + 1 for block i, and
-        `num_layers + 1` for the final norm and everything without the prefix of the backbone.
+        `num_layers + 1` for the final norm, a subclass's own parts, and names without the prefix.
         """
         total = self.num_layers + 2
         if not param_name.startswith(prefix):
@@ -296,12 +298,11 @@ class PlainBackbone(nn.Module):
         head, _, rest = param_name[len(prefix) :].partition('.')
         if head == 'blocks':
             return int(rest.split('.', 1)[0]) + 1, total
-        return (total - 1 if head == 'norm' else 0), total
+        return (0 if head in _EMBEDDING else total - 1), total
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not decay, beyond norms, biases and 1-D ones."""
-        # The position embedding and tokens of a subclass.
-        names = {name for name, _ in self.named_parameters(recurse=False)}
+        names = {name for name, _ in self.named_parameters(recurse=False)} & _EMBEDDING
         for prefix, module in self.named_modules():
             if module is not self and hasattr(module, 'no_weight_decay'):
                 names |= {f'{prefix}.{name}' for name in module.no_weight_decay()}
