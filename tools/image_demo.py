@@ -13,14 +13,20 @@ from pathlib import Path
 
 from mmvttt import cli
 
-# A checkpoint's; anything else after the model is an image.
-WEIGHTS = ('.pth', '.pt', '.bin', '.safetensors', '.ckpt', '.json')
+WEIGHTS = ('.pth', '.pt', '.bin', '.safetensors', '.ckpt')
 
 
 def is_checkpoint(text: str) -> bool:
-    """Whether an argument names weights: a file, a folder with some, or a name on a hub."""
-    files = os.listdir(text) if os.path.isdir(text) else [text]
-    return ':' in text or any(name.endswith(WEIGHTS) for name in files)
+    """Whether an argument names weights: a file, a folder with some, or a name on a hub.
+
+    A folder with pictures is taken for them, whatever else an annotation tool left in it.
+    """
+    if not os.path.isdir(text):
+        return text.endswith((*WEIGHTS, '.json')) or (':' in text and not os.path.exists(text))
+    from mmvttt.pictures import SUFFIXES
+
+    suffixes = {Path(name).suffix.lower() for name in os.listdir(text)}
+    return not suffixes.isdisjoint(WEIGHTS) and suffixes.isdisjoint(SUFFIXES)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import cv2
 import numpy as np
@@ -189,6 +190,7 @@ class Seen:
     """Predicts the same for each image."""
 
     classes = ('person', 'bus')
+    scope = 'mmdet'
 
     def predict(self, image: object, score_thr: float, tiles: int | None) -> Prediction:
         return prediction()
@@ -223,6 +225,8 @@ def test_folders_patterns_and_videos_become_pictures_and_tables(
     assert coco.annToMask(first).sum() == 15 * 16
     assert len(coco.loadRes(coco.dataset['annotations']).anns) == 15
     list(predict_files(Seen(), pairs[2:], save=tmp_path / 'all.csv'))
+    with pytest.raises(UsageError), patch.object(Seen, 'scope', 'mmpretrain'):
+        next(predict_files(Seen(), pairs[2:], save=tmp_path / 'all.json'))
     lines = (tmp_path / 'all.csv').read_text().splitlines()
     assert lines[0] == 'image,label,score,x1,y1,x2,y2'
     assert lines[3].endswith('a,bus,0.5,0.0,0.0,9.0,9.0')

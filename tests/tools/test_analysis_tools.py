@@ -61,12 +61,17 @@ def test_benchmark_ends_at_a_missing_model(tools: Any, tmp_path: Path) -> None:
 
 
 def test_image_demo(tools: Any, tmp_path: Path) -> None:
-    photo = tmp_path / 'photo.png'
+    """A folder with pictures is no checkpoint, nor is a picture with a colon in its name."""
+    (folder := tmp_path / 'export').mkdir()
+    photo = folder / 'at 12:30.png'
     cv2.imwrite(str(photo), np.full((40, 40, 3), 200, np.uint8))
-    demo = ('cifar10_vittt_nano', photo, '--out', tmp_path / 'out', '--device', 'cpu')
-    out = tools('image_demo.py', *demo)
-    assert re.search(r'photo\.png: [a-z]+ 0\.\d+; [a-z]+ 0\.\d+; .* → .*photo\.png', out)
-    assert (tmp_path / 'out' / 'photo.png').is_file()
+    for other in ('_annotations.coco.json', 'best.pt'):
+        (folder / other).touch()
+    line = ('--out', tmp_path / 'out', '--device', 'cpu')
+    out = tools('image_demo.py', 'cifar10_vittt_nano', folder, *line)
+    assert re.search(r'12:30\.png: [a-z]+ 0\.\d+; [a-z]+ 0\.\d+; .* → .*12:30\.png', out)
+    assert (tmp_path / 'out' / photo.name).is_file()
+    tools('image_demo.py', 'cifar10_vittt_nano', photo, *line)
 
 
 def test_image_demo_knows_webp(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,6 +213,8 @@ def predict_files(
             scores, which annotation tools import.
         tiles: See `Predictor.predict`.
     """
+    if save is not None and Path(save).suffix == '.json' and predictor.scope != 'mmdet':
+        raise UsageError("--save FILE.json is COCO's, for detectors: give a .csv")
     found: list[tuple[str, Prediction]] = []
 
     def predict(name: str, image: Any) -> Prediction:
@@ -256,8 +258,6 @@ def write_table(
         return
     from pycocotools import mask
 
-    if any(prediction.boxes is None for _, prediction in found):
-        raise UsageError("--save FILE.json is COCO's, for detectors: give a .csv")
     content: dict[str, list[dict[str, Any]]] = dict(
         images=[], annotations=[], categories=[dict(id=i, name=n) for i, n in enumerate(classes, 1)]
     )
