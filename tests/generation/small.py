@@ -31,6 +31,16 @@ SD3 = dict(
     out_channels=3,
     pos_embed_max_size=8,
 )
+DIFFUSERS_DIT = dict(
+    type='diffusers.DiTTransformer2DModel',
+    num_attention_heads=2,
+    attention_head_dim=12,
+    in_channels=1,
+    out_channels=2,
+    num_layers=2,
+    sample_size=8,
+    num_embeds_ada_norm=10,
+)
 
 
 def small_vae(**options):

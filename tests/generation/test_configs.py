@@ -74,7 +74,6 @@ def test_recipes(name: str) -> None:
 @pytest.mark.parametrize('name', [n for n in RECIPES if not re.match('dit3_(b|s4)', n)])
 def test_a_reduced_copy_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a cache of noise: all parameters learn, new inner weights at twice the rate."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('MMVTTT_DATA', str(tmp_path))
     cfg = load_config(name)
     reduce(cfg.model)

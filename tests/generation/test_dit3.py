@@ -14,7 +14,7 @@ from mmvttt.models.generation.dit3 import DIT, DIT5, DiT3, position_table
 from mmvttt.models.linearize import saved
 
 from .formulas import dit3, dit5_mixer, position, vit3_mixer
-from .small import SMALL, spread
+from .small import DIFFUSERS_DIT, SMALL, spread
 
 OPTIONS = {'DiT3': {}, 'DiT': DIT, 'DiT5': DIT5}
 # Parameters in millions with the fixed position table, which is none here, and GFLOPs without the
@@ -38,18 +38,6 @@ COUNTS = {
     ('DiT5', 'base', 2): (131.9132, 23.0145, None, None),
     ('DiT5', 'xlarge', 2): (680.5486, 119.1169, None, None),
 }
-# A DiT of diffusers.
-SOURCE = dict(
-    num_attention_heads=2,
-    attention_head_dim=12,
-    num_layers=2,
-    in_channels=3,
-    out_channels=6,
-    patch_size=2,
-    sample_size=12,
-    num_embeds_ada_norm=3,
-    norm_eps=1e-6,
-)
 
 
 class OneImage(nn.Module):
@@ -149,9 +137,8 @@ def test_the_door_builds_and_saves_the_embedding_of_the_time(
     options: dict, shift: int, tmp_path: Path
 ) -> None:
     models = pytest.importorskip('mmvttt.openmmlab.registry', exc_type=ImportError).MODELS
-    source = dict(SOURCE, type='diffusers.DiTTransformer2DModel')
-    config = dict(type='mmvttt.LinearTransformer', source=source, where='dit5', **options)
-    model = models.build(config)
+    options |= dict(source=DIFFUSERS_DIT, where='dit5')
+    model = models.build(dict(type='mmvttt.LinearTransformer', **options))
     assert 'transformer_blocks.1.attn1.processor.qk_scale' in model.state_dict()
     model.save_pretrained(tmp_path)
     for same in (model, saved.DiTTransformer2DModel.from_pretrained(tmp_path)):

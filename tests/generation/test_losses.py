@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmvttt.errors import DataError, UsageError
 
-from .small import DDPM, FLOW, SD3, flow_model, model
+from .small import DDPM, DIFFUSERS_DIT, FLOW, SD3, flow_model, model
 
 pytest.importorskip('diffusers')
 MODELS = pytest.importorskip('mmvttt.openmmlab.registry', exc_type=ImportError).MODELS
@@ -127,21 +127,9 @@ def test_times_of_rectified_flow() -> None:
     assert logit.std().item() == pytest.approx(1.2, abs=0.018)
 
 
-# With the code of diffusers' DiT each block would drop labels by itself.
-DIFFUSERS_DIT = dict(
-    type='diffusers.DiTTransformer2DModel',
-    num_attention_heads=2,
-    attention_head_dim=12,
-    in_channels=1,
-    out_channels=2,
-    num_layers=2,
-    sample_size=8,
-    num_embeds_ada_norm=10,
-)
-
-
 @pytest.mark.parametrize('transformer', [model()['transformer'], DIFFUSERS_DIT])
 def test_labels_are_dropped_once(transformer: dict) -> None:
+    """With the code of diffusers' DiT each block would drop labels by itself."""
     torch.manual_seed(0)
     network = MODELS.build(dict(model(label_dropout=0.5), transformer=transformer)).train()
     seen: list[Tensor] = []

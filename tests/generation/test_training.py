@@ -21,9 +21,8 @@ pytest.importorskip('sklearn')
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
+def run(tmp_path: Path) -> Callable:
     """`run(folder, steps, …)` trains a reduced copy of the demonstration, as DiT is trained."""
-    monkeypatch.chdir(tmp_path)
     names = iter(range(10))
 
     def run(folder: str, steps: int, **options):

@@ -201,7 +201,6 @@ def test_a_wrong_kernel_is_found_and_no_code_of_the_working_directory_runs(
 ):
     for name in ('platform', 'argparse', 'json', 'torch', 'numpy', 'opt_einsum'):
         (tmp_path / f'{name}.py').write_text('open("ran", "w").close()\nraise SystemExit(0)\n')
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'path', ['', str(tmp_path), *sys.path])
     monkeypatch.setenv('PYTHONPATH', str(tmp_path))
     folder = tmp_path / 'of a user' / 'kernels'

@@ -12,6 +12,8 @@ from mmvttt.models.backbones import BACKBONES
 from mmvttt.models.build import build_part, split_config
 
 MODELS = {**BACKBONES, 'ViTAdapter': ViTAdapter}
+# With these options a model is the transformer that it comes from.
+SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:

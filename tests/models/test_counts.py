@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from .building import build
+from .building import SOFTMAX, build
 
-SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
 # The figures of Vittt turn out to leave the patch embedding out, and its table is not
 # self-consistent: one shared D×D projection is 0.087G, 0.07G is printed.
 PATCHES = 14 * 14 * 192 * 3 * 16**2 / 1e9

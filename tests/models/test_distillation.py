@@ -12,12 +12,13 @@ from mmvttt.models.backbones import TimmViT
 from mmvttt.models.distillation import block_tokens, distillation_losses, new_parameters
 from mmvttt.models.linearize import linearize
 
+from .building import SOFTMAX
+
 OPTIONS: dict[str, Any] = dict(
     model='vit_small_patch16_dinov3',
     model_options=dict(embed_dim=32, depth=3, num_heads=2),
     img_size=32,
 )
-SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
 
 
 def source_and_twin() -> tuple[TimmViT, TimmViT]:

@@ -25,9 +25,8 @@ from mmvttt.models.layers.inner_models import INNER_MODELS
 from mmvttt.models.linearize import MapSize, linearize
 from mmvttt.models.linearize.folder import save_pretrained
 
-from .building import shaken
+from .building import SOFTMAX, shaken
 
-SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
 VIT, ROTARY = 'vit_tiny_patch16_224', 'vit_small_patch16_dinov3'
 BEIT = 'beit_base_patch16_224'
 # Models that take images of one size.

@@ -13,8 +13,7 @@ from mmvttt.models.layers import TTTMixer, neighborhood
 from mmvttt.models.layers.key_norms import KEY_NORMS, instance
 from mmvttt.models.layers.neighborhood import neighborhood_attention
 
-SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
-
+from .building import SOFTMAX
 
 # An inner model, as a function.
 FUNCTIONS = [

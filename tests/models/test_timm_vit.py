@@ -16,7 +16,7 @@ from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models import TimmViT, ViTAdapter
 from mmvttt.models.linearize.folder import save_pretrained
 
-from .building import shaken
+from .building import SOFTMAX, shaken
 
 SMALL = dict(embed_dim=32, depth=4, num_heads=2)
 NAMES = (
@@ -33,7 +33,6 @@ NAMES = (
     'vit_tiny_patch16_224',
     'vit_base_patch16_rope_reg1_gap_256',
 )
-SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None)
 
 
 def source(name: str) -> nn.Module:

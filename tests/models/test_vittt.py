@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.models.backbones.vittt import CLASS_TOKENS, DESIGN_ROUTE, POOLING, Vittt, VitttBlock
+from mmvttt.models.backbones.vittt import CLASS_TOKENS, POOLING, Vittt, VitttBlock
 from mmvttt.models.layers import TTTLinearMixer
-from ttt_kernels import ttt_linear
 
 from .building import build as build_model
 
@@ -22,23 +21,6 @@ REDUCED = dict(embed_dims=64, num_layers=3, num_heads=2, feedforward_channels=96
 def reduced(**kwargs) -> Vittt:
     torch.manual_seed(0)
     return Vittt(REDUCED, img_size=64, **kwargs)
-
-
-@pytest.mark.parametrize('design', DESIGN_ROUTE)
-def test_every_parameter_gets_a_gradient(design: str) -> None:
-    model = reduced(design=design)
-    model(torch.randn(2, 3, 80, 64))[0].square().mean().backward()
-    missing = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    assert not missing
-
-
-def test_a_scan_from_the_end_is_one_of_reversed_tokens() -> None:
-    """Both together are those of examples/minimal_vittt.py (tests/examples)."""
-    forward, backward = (TTTLinearMixer(16, 2, [d]).double() for d in ('forward', 'backward'))
-    backward.load_state_dict(forward.state_dict())
-    x = torch.randn(2, 37, 16, dtype=torch.float64)
-    expected = forward(x.flip(1)).flip(1)
-    torch.testing.assert_close(backward(x), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize('design', ['ttt_layer', 'share_qk', 'conv2d'])
@@ -214,15 +196,3 @@ def test_views_and_steps_of_a_mixer(taps: int) -> None:
     for one, view in zip(actual, views, strict=True):
         torch.testing.assert_close(one, view.unflatten(-1, (1, 2, 16)))
     torch.testing.assert_close(steps, eta.sigmoid().unflatten(-1, (1, 2)) / 16)
-
-
-def test_the_epsilon_of_the_inner_norm() -> None:
-    """x + LN(W₀x) where the variance of W₀x is ε, 1e-6: half of the norm's usual size."""
-    x = torch.tensor([1.0, -1.0]).expand(1, 1, 1, 1, 2)
-    out = ttt_linear(
-        *(x, x, x, torch.zeros(1, 1, 1, 1), 1e-3 * torch.eye(2)[None, None]),
-        *(torch.zeros(1, 1, 2), torch.ones(1, 1, 2), torch.zeros(1, 1, 2), None),
-        directions=('forward',),
-        mini_batch_size=1,
-    )
-    torch.testing.assert_close(out, (1 + 0.5**0.5) * x)
