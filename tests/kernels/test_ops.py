@@ -25,7 +25,7 @@ without_numba = pytest.mark.skipif(
 HAVE_NUMBA = {n: o for n, o in OPS.items() if 'no numba' not in str(available()[o.name]['numba'])}
 BACKENDS = {(n, 'reference'): o for n, o in OPS.items()}
 BACKENDS |= {(n, 'numba'): o for n, o in HAVE_NUMBA.items()}
-
+WITH_TRITON = BACKENDS | {(n, 'triton'): o for n, o in OPS.items()}
 
 MARKS = {'numba': without_numba, 'triton': pytest.mark.interpreter}
 
@@ -40,7 +40,7 @@ every_backend, with_triton = (
         ('op', 'backend'),
         [marked(o, b, name=f'{n}-{b}', backend=b) for (n, b), o in backends.items()],
     )
-    for backends in (BACKENDS, BACKENDS | {(n, 'triton'): o for n, o in OPS.items()})
+    for backends in (BACKENDS, WITH_TRITON)
 )
 on_numba = pytest.mark.parametrize(
     'op', [marked(o, name=n, backend='numba') for n, o in HAVE_NUMBA.items()]
@@ -56,11 +56,13 @@ def on(op, backend):
     ('op', 'backend', 'case'),
     [
         marked(o, b, c, name=f'{n}-{b}-{i}', backend=b)
-        for (n, b), o in BACKENDS.items()
-        for i, c in enumerate(o.cases)
+        for (n, b), o in WITH_TRITON.items()
+        for i, c in enumerate(o.kernel_cases if b == 'triton' else o.cases)
     ],
 )
-def test_output_and_every_gradient_follow_the_definition(op, case, backend):
+def test_output_and_every_gradient_follow_the_definition(op, case, backend, request):
+    if backend == 'triton':
+        request.getfixturevalue('several_programs')
     op.check(case, FP64, backend, op.tolerance)
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from kernel_testing import assert_same, error, normal, opcheck, with_gradients
 from op_row import FP16, FP32, FP64, Case
-from ops import OPS, STEPS, inner_gradient, pyramid
+from ops import OPS, STEPS, inner_gradient, pyramid, scan
 from scans import OP, OP_BACKWARD, call, make
 
 from ttt_kernels import _launch, _op
@@ -29,25 +29,6 @@ every_op = pytest.mark.parametrize('op', OPS.values(), ids=OPS)
 
 def on_triton(op):
     return lambda inputs, hw=HW, **options: op.call(inputs, hw, backend='triton', **options)
-
-
-@several_programs
-@pytest.mark.parametrize(
-    ('op', 'case'),
-    [
-        pytest.param(o, c, id=f'{n}-{i}')
-        for n, o in OPS.items()
-        for i, c in enumerate(o.kernel_cases)
-    ],
-)
-def test_output_and_every_gradient_follow_the_definition(op, case):
-    op.check(case, FP64, 'triton', op.kernel_tolerance)
-
-
-def turned(x):
-    """In memory the dimensions before the last are in reverse."""
-    turn = (*range(x.dim() - 1)[::-1], x.dim() - 1)
-    return x.permute(turn).contiguous().permute(turn)
 
 
 @several_programs
@@ -93,22 +74,9 @@ def test_what_the_kernels_cannot_run_is_named(op, case, message):
 # --------------------------------------------------------------------------------------- ttt_linear
 
 
-TOKENS = (1, 16, 17, 52, 100)
 # Relative to the largest value. The two sides add up in another order; in half precision they also
 # round the operands at other places: a few units of 2⁻¹¹, through a chain of chunks.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 3e-3}
-
-
-def sizes(tokens):
-    return {'batch': 1 if tokens > 52 else 2, 'heads': 1, 'dim': 64 if tokens % 2 else 32}
-
-
-def check(inputs, ways='fb', **options):
-    """Inputs of special values against the reference in fp64; op.check makes its own."""
-    exact = {n: x if x is None else x.double() for n, x in inputs.items()}
-    actual = with_gradients(lambda x: call(x, ways, backend='triton', **options), inputs)
-    expected = with_gradients(lambda x: call(x, ways, backend='reference', **options), exact)
-    assert_same(actual, expected, TOLERANCE[inputs['q'].dtype])
 
 
 @pytest.fixture(params=[False, True], ids=['', 'apart'])
@@ -119,29 +87,29 @@ def output_apart(request, monkeypatch):
     monkeypatch.setattr(kernel, 'output_apart', lambda *_: request.param)
 
 
-@pytest.mark.parametrize('tokens', TOKENS)
-def test_scan_in_segments_and_every_gradient(tokens, output_apart, cut):
-    # One segment of one mini-batch, of several, a ragged last one.
-    cut({1: 1, 16: 2, 17: 1, 52: 2, 100: 3}[tokens])
-    inputs = make(tokens, **sizes(tokens))
-    check({**inputs, 'q': turned(inputs['q'])})
-
-
+# One segment of one mini-batch, of several, a ragged last one; mini-batches of fewer tokens.
 @pytest.mark.parametrize(
-    ('size', 'tokens', 'segment'),
-    [(8, 20, 1), (1, 3, 32), (12, 40, 2)],
+    ('tokens', 'size', 'segment'),
+    [
+        *((1, 16, 1), (16, 16, 2), (17, 16, 1), (52, 16, 2), (100, 16, 3)),
+        *((20, 8, 1), (3, 1, 32), (40, 12, 2)),
+    ],
 )
-def test_smaller_mini_batches(size, tokens, segment, cut):
+def test_scan_in_segments_and_every_gradient(tokens, size, segment, output_apart, cut):
     cut(segment)
-    check(make(tokens, size=size, batch=1, heads=1, dim=32), size=size)
+    case = scan(tokens, size=size, batch=1, heads=1, dim=64 if tokens % 2 else 32)
+    OPS['ttt_linear'].check(case, FP64, 'triton', TOLERANCE)
 
 
 @pytest.mark.parametrize(('size', 'tokens'), [(4, 10), (16, 5)])
 def test_what_fills_up_a_chunk_is_no_nan_without_eps(size, tokens, cut):
     cut(3)
     # One image, one head: their own tokens have a variance.
-    inputs = make(tokens, size=size, batch=1, heads=1, dim=32, dtype=torch.float32)
-    check({**inputs, 'b0': torch.zeros_like(inputs['b0'])}, size=size, eps=0.0)
+    inputs = make(tokens, size=size, batch=1, heads=1, dim=32, dtype=FP32)
+    inputs['b0'] = torch.zeros_like(inputs['b0'])
+    exact, options = {n: x.double() for n, x in inputs.items()}, {'size': size, 'eps': 0.0}
+    actual = with_gradients(call, inputs, backend='triton', **options)
+    assert_same(actual, with_gradients(call, exact, **options), TOLERANCE[FP32])
 
 
 def test_bf16_is_left_to_a_gpu():
