@@ -1,5 +1,6 @@
 """Patches run once, say what they did, and `python -m mmvttt` prints it."""
 
+import logging
 import os
 import re
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import mmengine.logging
 import pytest
 
 from mmvttt import __main__ as report
@@ -83,3 +85,9 @@ def test_report(capsys: pytest.CaptureFixture) -> None:
     report.main(['--patches'])
     output = capsys.readouterr().out
     assert all(p.name in output for p in compat.PATCHES)
+
+
+def test_what_is_for_debugging_is_not_printed(capsys: pytest.CaptureFixture) -> None:
+    for level, printed in ((logging.DEBUG, ''), (logging.INFO, 'text\n')):
+        mmengine.logging.print_log('text', level=level)
+        assert capsys.readouterr().out == printed

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mmvttt.errors import CheckpointError
-from mmvttt.openmmlab.apis.screen import summary
+from mmvttt.openmmlab.apis.train import summary
 from mmvttt.openmmlab.config import load_config
 from mmvttt.openmmlab.reliability.weights import (
     FitHeads,
@@ -45,9 +45,9 @@ def test_where_weights_come_from(
         remove_checkpoints(cfg.model)
     source = cfg.get('load_from')
     runner: Any = SimpleNamespace(
-        model=nn.Identity(), work_dir='w', _resume=False, _load_from=source
+        cfg=cfg, model=nn.Identity(), work_dir='w', _resume=False, _load_from=source
     )
-    rows = dict(line.split(maxsplit=1) for line in summary(runner, cfg).splitlines())
+    rows = dict(line.split(maxsplit=1) for line in summary(runner).splitlines())
     assert rows['weights'] == weights
     warning = warning_of_random_weights(cfg, source)
     assert (warning is None) == (backbone is None)

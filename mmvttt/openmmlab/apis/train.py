@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from mmengine.device import get_device
 from mmengine.hooks import Hook
 from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import Runner
+from torch import nn
 
 from mmvttt.arguments import check_config
 from mmvttt.checkpoints.sources import without_password
@@ -22,10 +24,79 @@ from ..engine.amp import AmpOptimWrapper
 from ..engine.hooks.compile import CompileHook
 from ..registry import hook_class, resolve_type, type_name
 from ..reliability import protect_config, protect_runner
-from ..reliability.weights import remove_checkpoints
-from .screen import QuietRunner, SummaryHook
+from ..reliability.weights import checkpoints_of, remove_checkpoints
+from ..unwrap import bare_model
 
 _WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
+
+
+class QuietRunner(Runner):
+    """mmengine's Runner, of which the screen shows what hooks say, and warnings.
+
+    All the rest is in the log file: what is logged while parts are built, loaded and evaluated. A
+    test shows its evaluation too. The config is written when a training begins: one that is
+    refused, and a test, leave the file.
+    """
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> logging.Logger:
+        """The logger of the run."""
+        logger = super().build_logger(*args, **kwargs)
+        self._screens = [h for h in logger.handlers if not isinstance(h, logging.FileHandler)]
+        self._show(logging.WARNING)
+        return logger
+
+    def _show(self, level: int) -> None:
+        for handler in self._screens:
+            handler.setLevel(level)
+
+    def test(self) -> dict[str, float]:
+        """Tests; the screen shows the tables of the metrics."""
+        self._show(logging.INFO)
+        return super().test()
+
+    def dump_config(self) -> None:
+        """Waits for the training to begin: the folder may have the config of a former one."""
+
+    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
+        """Calls the hooks; a training that none of them has refused writes its config."""
+        levels = [handler.level for handler in self._screens]
+        self._show(logging.INFO)
+        super().call_hook(fn_name, **kwargs)
+        for handler, level in zip(self._screens, levels, strict=True):
+            handler.setLevel(level)
+        if fn_name == 'before_train':
+            super().dump_config()
+
+
+class SummaryHook(Hook):
+    """Logs model, weights, and where a run writes: a line each."""
+
+    priority = 'HIGHEST'
+
+    def before_run(self, runner: Runner) -> None:
+        runner.logger.info(f'\n{summary(runner)}')
+
+
+def summary(runner: Runner) -> str:
+    """Model, weights, and where the run writes: a line each."""
+    config, model, size = runner.cfg.model, bare_model(runner.model), ''
+    # FlexibleRunner builds the model later.
+    if isinstance(model, nn.Module):
+        size = f', {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters'
+    weights = ', '.join(dict.fromkeys(checkpoints_of(config))) or 'random'
+    if runner._load_from:
+        weights = f'{"resumed from " if runner._resume else ""}{runner._load_from}'
+    return (
+        f'model     {_names(config)}{size}\n'
+        f'weights   {weights}\n'
+        f'writes    {runner.work_dir}; its log has the whole config'
+    )
+
+
+def _names(model: dict) -> str:
+    """`MaskRCNN(mmvttt.ViTAdapter(mmvttt.Vittt))`."""
+    inner, name = model.get('backbone'), type_name(model['type'])
+    return f'{name}({_names(inner)})' if isinstance(inner, dict) else name
 
 
 def build_runner(cfg: Config) -> Runner:
@@ -152,7 +223,7 @@ def train(
         # Nothing to resume: the training begins where it would without --resume.
         cfg.resume, cfg.load_from = False, existing(weights)
     runner = build_runner(cfg)
-    for hook in (SummaryHook(cfg), *hooks):
+    for hook in (SummaryHook(), *hooks):
         runner.register_hook(hook)
     with protect_runner(runner, start):
         runner.train()

@@ -32,6 +32,7 @@ PATCHES = tuple(Patch(*row) for row in (
     ('coco-eval', 'mmdet.evaluation.metrics.coco_metric', 'coco:evaluate_faster'),
     ('coco-quiet', 'mmdet.datasets.api_wrappers.coco_api', 'coco:silence'),
     ('file-client', 'mmengine.fileio.file_client', 'configs:silence_file_client'),
+    ('debug-quiet', 'mmengine.logging', 'configs:silence_debugging'),
     ('safe-load', 'mmengine.runner.checkpoint', 'checkpoints:load_by_the_list'),
     ('safe-resume', 'mmengine.runner.checkpoint', 'checkpoints:drop_configs'),
     ('safe-inferencer', 'mmengine.infer.infer', 'checkpoints:ask_for_config'),

@@ -6,6 +6,7 @@ a fixed table, and requires a slash in the config's path.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -126,3 +127,17 @@ def silence_file_client() -> None:
     from mmengine.fileio import file_client
 
     replace(file_client, 'print_log', lambda *_, **__: None)
+
+
+def silence_debugging() -> None:
+    """Keeps mmengine from printing what is for debugging: a fork has lines at each start."""
+    from mmengine import logging as log
+
+    original = log.print_log
+
+    @wraps(original)
+    def print_log(msg: Any, logger: Any = None, level: int = logging.INFO) -> None:
+        if logger is not None or level > logging.DEBUG:
+            original(msg, logger, level)
+
+    replace(log, 'print_log', print_log)

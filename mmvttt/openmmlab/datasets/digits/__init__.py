@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from mmvttt.arguments import check_int
 from mmvttt.errors import OptionError, UsageError
 
 CLASSES = tuple('0123456789')
@@ -21,7 +20,6 @@ SPLITS = ('train', 'val')
 # Increased when the same parameters give other images or annotations.
 RECIPE = 1
 MARKER = 'mmvttt_digits.json'
-MIN_SIZE = 32
 # Part of the digits, and of each photograph's longer side, that is kept for val.
 VAL_DIGITS = 0.2
 VAL_REGION = 0.3
@@ -75,10 +73,6 @@ def make_digits(
         seed: seed of all random numbers.
     """
     root = Path(root)
-    check_int('num_train', num_train)
-    check_int('num_val', num_val)
-    check_int('size', size, MIN_SIZE)
-    check_int('seed', seed, 0)
     mark = dict(recipe=RECIPE, num_train=num_train, num_val=num_val, size=size, seed=seed)
     marker = root / MARKER
     if marker.is_file() and json.loads(marker.read_text()) == mark:

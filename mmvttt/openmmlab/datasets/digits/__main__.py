@@ -12,10 +12,10 @@ def main() -> None:
     parser = cli.command_line(__doc__)
     add = parser.add_argument
     add('--root', default='data/mmvttt_digits', help='folder to make')
-    add('--num-train', type=int, default=600, help='training images')
-    add('--num-val', type=int, default=100, help='held-out images')
-    add('--size', type=int, default=160, help='side of the images, in pixels')
-    add('--seed', type=int, default=0, help='everything random follows from it')
+    add('--num-train', type=cli.positive, default=600, help='training images')
+    add('--num-val', type=cli.positive, default=100, help='held-out images')
+    add('--size', type=cli.positive, default=160, help='side of the images, in pixels')
+    add('--seed', type=cli.not_negative, default=0, help='everything random follows from it')
     args = parser.parse_args()
     with cli.plain_errors():
         root = make_digits(**vars(args))
