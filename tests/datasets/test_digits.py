@@ -130,7 +130,7 @@ def test_interrupted_build_leaves_no_half_set(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(digits, '_annotation', interrupted)
+    monkeypatch.setattr(digits, 'coco_object', interrupted)
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / 'set', num_train=3, num_val=1)
     assert not list(tmp_path.iterdir())

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from mmvttt.openmmlab.datasets.digits import coco_object
+
 # Penn-Fudan: numbers of the photographs for validation, and of those that are not used.
 VAL = {
     'FudanPed': '1 5 9 12 20 22 27 40 43 48 50 52 67 74',
@@ -35,8 +37,6 @@ def cifar10(source: Path, out: Path) -> None:
 
 def pennfudan(source: Path, out: Path) -> None:
     """The unpacked PennFudanPed.zip: photographs, boxes and masks in COCO's format."""
-    from pycocotools import mask
-
     sets: dict[str, dict[str, list]] = {
         kind: dict(images=[], annotations=[], categories=[dict(id=1, name='person')])
         for kind in ('train', 'val')
@@ -55,18 +55,8 @@ def pennfudan(source: Path, out: Path) -> None:
         )
         labels = np.array(Image.open(source / 'PedMasks' / f'{path.stem}_mask.png'))
         for person in np.unique(labels[labels > 0]):
-            code = mask.encode(np.asfortranarray(labels == person, dtype=np.uint8))
-            annotations.append(
-                dict(
-                    id=len(annotations) + 1,
-                    image_id=len(images),
-                    category_id=1,
-                    iscrowd=0,
-                    area=float(mask.area(code)),
-                    bbox=mask.toBbox(code).tolist(),
-                    segmentation=dict(size=code['size'], counts=code['counts'].decode()),
-                )
-            )
+            ids = dict(id=len(annotations) + 1, image_id=len(images), category_id=1)
+            annotations.append(ids | coco_object(labels == person))
     (out / 'annotations').mkdir(exist_ok=True)
     for kind, content in sets.items():
         (out / 'annotations' / f'instances_{kind}.json').write_text(json.dumps(content))

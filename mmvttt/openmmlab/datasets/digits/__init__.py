@@ -113,7 +113,8 @@ def _build(root: Path, counts: dict[str, int], size: int, seed: int) -> None:
             )
             for digit, mask in _paste(pixels, digits[split], rng):
                 ids = {'id': len(content['annotations']) + 1, 'image_id': number + 1}
-                content['annotations'].append(ids | _annotation(digit, mask))
+                ids |= {'category_id': digit.label + 1, 'digit': digit.row}
+                content['annotations'].append(ids | coco_object(mask))
             Image.fromarray(pixels).save(root / split / name, compress_level=3)
         path = root / 'annotations' / f'instances_{split}.json'
         path.write_text(json.dumps(content))
@@ -235,16 +236,14 @@ def _pen(covered: np.ndarray, rng: np.random.Generator) -> np.ndarray:
             return pen
 
 
-def _annotation(digit: Digit, mask: np.ndarray) -> dict:
-    """COCO's entry."""
+def coco_object(mask: np.ndarray) -> dict:
+    """The entry of COCO's JSON for a mask `(H, W)`, without ids."""
     from pycocotools.mask import area, encode, toBbox
 
     code = encode(np.asfortranarray(mask, np.uint8))
     return {
-        'category_id': digit.label + 1,
         'iscrowd': 0,
         'area': int(area(code)),
         'bbox': toBbox(code).tolist(),
         'segmentation': {'size': code['size'], 'counts': code['counts'].decode()},
-        'digit': digit.row,
     }

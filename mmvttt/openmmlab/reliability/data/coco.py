@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -320,18 +321,12 @@ def _runs(mask: Mapping[str, Any], size: tuple[int, int]) -> list[int] | None:
     runs = mask.get('counts')
     if isinstance(runs, str):
         text, runs = runs, []
-        value = shift = 0
-        for character in text:
-            code = ord(character) - 48
-            value |= (code & 31) << shift
-            shift += 5
-            if code & 32:
-                continue
-            if code & 16:
-                value -= 1 << shift
+        for number in re.findall('[P-o]*[0-O]', text):
+            codes = [ord(character) - 48 & 31 for character in number]
+            value = sum(code << 5 * place for place, code in enumerate(codes))
+            value -= (codes[-1] >> 4) << 5 * len(codes)
             runs.append(value + (runs[-2] if len(runs) > 2 else 0))
-            value = shift = 0
-        runs = runs if not shift else []
+        runs = runs if re.fullmatch('([P-o]*[0-O])*', text) else None
     fills = (
         isinstance(runs, list)
         and all(type(n) is int and n >= 0 for n in runs)
