@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from . import __version__
-from .cli import tool_name
+from .cli import plain_errors, tool_name
 from .distributions import overlaid
 from .errors import suggest
 
@@ -77,7 +77,8 @@ def versions() -> list[str]:
         line = f'{module:12} {number} ({distributions or "no distribution"})'
         if failure is not None:
             line += f'  cannot be imported: {failure} (docs/faq.md)'
-        elif len(providers) > 1:
+        # Toolboxes require different distributions of OpenCV.
+        elif len(providers) > 1 and module != 'cv2':
             line += '  they share one folder: keep one of them'
         if failure is None and tried and '.'.join(number.split('.')[:2]) not in tried:
             line += f'  not tried yet; tried: {", ".join(tried)}'
@@ -166,9 +167,10 @@ def main(argv: list[str] | None = None) -> None:
         '--patches', action='store_true', help='every patch, and why it is not applied'
     )
     args = parser.parse_args(argv)
-    print('\n'.join(versions()))
-    print('\nPatches (docs/patches.md)', *patch_lines(args.patches), sep='\n')
-    print('\nKernels', *kernel_lines(), sep='\n')
+    with plain_errors():
+        print('\n'.join(versions()))
+        print('\nPatches (docs/patches.md)', *patch_lines(args.patches), sep='\n')
+        print('\nKernels', *kernel_lines(), sep='\n')
     if (problem := overlaid()) is not None:
         sys.exit(f'error: {problem}')
 

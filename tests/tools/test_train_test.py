@@ -31,11 +31,13 @@ def test_an_option_without_a_value_is_a_usage_error(tools: Any) -> None:
     assert "--cfg-options 'nonsense': write KEY=VALUE" in error
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+@pytest.mark.parametrize('command', [[__main__.tools()['weights']], ['-m', 'mmvttt']])
+def test_a_reader_that_leaves_is_no_error(command: list[Any]) -> None:
     """As `mmvttt weights | head -1` has it."""
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, Path(__main__.tools()['weights'])]
     with os.fdopen(write, 'w') as gone:
-        process = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, check=False)
+        process = subprocess.run(
+            [sys.executable, *command], stdout=gone, stderr=subprocess.PIPE, check=False
+        )
     assert (process.returncode, process.stderr) == (1, b'')
