@@ -52,6 +52,14 @@ def test_a_dict_in_the_place_of_another_value(tmp_path: Path) -> None:
     assert load_config(child).model.arch == dict(depth=2)
 
 
+def test_a_misspelt_key_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / 'child.py').write_text('model, optim_wraper, test_pipeline = dict(), dict(), []\n')
+    load_config(tmp_path / 'child.py')
+    said = ''.join(capsys.readouterr())
+    assert "'optim_wraper'" in said
+    assert 'test_pipeline' not in said
+
+
 def test_a_module_of_a_user_that_is_missing(tmp_path: Path) -> None:
     """Not a base from mmdet."""
     pytest.importorskip('mmdet')

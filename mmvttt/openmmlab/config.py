@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
 from mmengine.config.utils import ConfigParsingError
+from mmengine.logging import print_log
 
 from ..distributions import missing, overlaid
 from ..errors import UsageError, suggest
@@ -70,6 +73,7 @@ def load_config(
         )
     try:
         cfg = Config.fromfile(path)
+        _warn_of_misspelt_keys(cfg)
         for key in cfg_options or {}:
             _require_read(cfg, key)
         cfg.merge_from_dict(cfg_options or {})
@@ -117,13 +121,25 @@ def _fetch_private(cfg: Any) -> None:
             cfg[key] = without_password(value)
 
 
-def _require_read(cfg: Config, option: str) -> None:
-    """Raises an error for an option that would be silently ignored."""
+def _keys_read() -> list[str]:
     # Not imported with this module, which mmengine imports, because it imports torch.
     from mmengine.runner import Runner
 
-    first = option.split('.')[0]
-    names = sorted({*inspect.signature(Runner).parameters, *_READ} - {'cfg'})
+    return sorted({*inspect.signature(Runner).parameters, *_READ} - {'cfg'})
+
+
+def _warn_of_misspelt_keys(cfg: Config) -> None:
+    """Warns of a key that nothing reads, and that is nearly one that something reads."""
+    names = _keys_read()
+    for key in cfg.keys() - set(names):
+        if close := get_close_matches(key, names, 1, 0.9):
+            text = f'nothing reads {key!r} in {cfg.filename}: did you mean {close[0]!r}?'
+            print_log(text, 'current', logging.WARNING)
+
+
+def _require_read(cfg: Config, option: str) -> None:
+    """Raises an error for an option that would be silently ignored."""
+    first, names = option.split('.')[0], _keys_read()
     if first in names:
         return
     if first in cfg:
