@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from mmengine.dataset import BaseDataset
-from mmengine.evaluator import BaseMetric
 from mmengine.hooks import EMAHook, Hook
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS
+from mmengine.registry import DATASETS, HOOKS, MODELS
 from PIL import Image
 from tiny import TinyError  # noqa: F401 - registers the metric of the config
 from torch import nn
@@ -110,56 +109,6 @@ class Interrupt(Hook):
     def before_train_epoch(self, runner: object) -> None:
         if runner.epoch == self.epoch:
             raise KeyboardInterrupt
-
-
-@METRICS.register_module(force=True)
-class OwnScores(BaseMetric):
-    """The scores of a toolbox's own metric, of predictions that depend on the model's errors."""
-
-    def __init__(self, toolbox: str) -> None:
-        super().__init__()
-        self.toolbox = toolbox
-
-    def process(self, data_batch: object, data_samples: list[dict]) -> None:
-        self.results += data_samples
-
-    def compute_metrics(self, results: list[dict]) -> dict[str, object]:
-        errors = torch.tensor([r['error'] for r in results])
-        metric, samples = getattr(self, f'_{self.toolbox}')(errors)
-        metric.dataset_meta = dict(classes=('a', 'b'))
-        for sample in samples:
-            metric.process({}, [sample])
-        return metric.evaluate(len(samples))
-
-    def _mmdet(self, errors: torch.Tensor) -> tuple:
-        from mmdet.evaluation import CocoMetric
-
-        box, label = torch.tensor([[10.0, 10, 40, 50]]), torch.zeros(1, dtype=int)
-        truth = [dict(bbox=box[0].tolist(), bbox_label=0, ignore_flag=0)]
-        return CocoMetric(metric='bbox'), [
-            dict(
-                **dict(img_id=i, ori_shape=(64, 64), instances=truth),
-                gt_instances=dict(bboxes=box, labels=label),
-                pred_instances=dict(bboxes=box + error, labels=label, scores=torch.ones(1)),
-            )
-            for i, error in enumerate(errors)
-        ]
-
-    def _mmseg(self, errors: torch.Tensor) -> tuple:
-        from mmseg.evaluation import IoUMetric
-
-        labels = (errors > 0.5).long()[None, None]
-        return IoUMetric(), [
-            dict(pred_sem_seg=dict(data=labels), gt_sem_seg=dict(data=torch.zeros_like(labels)))
-        ]
-
-    def _mmpretrain(self, errors: torch.Tensor) -> tuple:
-        from mmpretrain.evaluation import Accuracy
-
-        return Accuracy(), [
-            dict(pred_score=torch.stack([torch.ones(()), e]), gt_label=torch.tensor([0]))
-            for e in errors
-        ]
 
 
 @HOOKS.register_module(force=True)

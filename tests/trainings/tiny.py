@@ -1,5 +1,6 @@
 """A model, a data set and a metric of mmengine's own scope that train in milliseconds."""
 
+import numpy as np
 import torch
 from mmengine.dataset import BaseDataset
 from mmengine.evaluator import BaseMetric
@@ -44,10 +45,10 @@ class TinyModel(BaseModel):
 
 @METRICS.register_module(force=True)
 class TinyError(BaseMetric):
-    """Mean squared error."""
+    """Mean squared error, as a number of NumPy's, such as scores of mmseg."""
 
     def process(self, data_batch: object, data_samples: list[dict]) -> None:
         self.results += data_samples
 
     def compute_metrics(self, results: list[dict]) -> dict[str, float]:
-        return {'mse': sum(r['error'] for r in results) / len(results)}
+        return {'mse': np.mean([r['error'] for r in results])}
