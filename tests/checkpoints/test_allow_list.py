@@ -83,16 +83,9 @@ def test_an_array_behaves_and_is_saved_as_numpy_s() -> None:
     assert type(loaded.sum()) is np.float64
 
 
-def test_the_originals_are_not_on_the_list() -> None:
-    originals = (np.ndarray, np.dtype, RECONSTRUCT, SCALAR, HistoryBuffer, getattr)
-    listed = [entry for entry, _ in allow_list.allowed()]
-    assert not any(entry is original for entry in listed for original in originals)
-    # Names without a dot are there for their type alone; names in a file have one, NumPy's two.
-    callables = [name for entry, name in allow_list.allowed() if '.' in name]
-    assert len(callables) == 11
-    assert {f'numpy.{c}.multiarray.scalar' for c in ('core', '_core')} < set(callables)
-    with pytest.raises(pickle.UnpicklingError, match='Unsupported global'):
-        through_file(Reduced(type(DOUBLE)))
+def test_files_of_both_versions_of_numpy_are_read() -> None:
+    names = {name for _, name in allow_list.allowed()}
+    assert {f'numpy.{c}.multiarray.scalar' for c in ('core', '_core')} < names
 
 
 @pytest.mark.parametrize(
@@ -106,6 +99,7 @@ def test_the_originals_are_not_on_the_list() -> None:
         (np.array(['text']), "array of type 'U4'"),
         # Types with a layout of their own.
         (Reduced(np.dtype, [('a', 'O')]), 'array of type'),
+        (Reduced(type(DOUBLE)), 'Unsupported global'),
         (Reduced(np.dtype, 'f8,O'), 'array of type'),
         # Contents and sizes that do not fit.
         (array(1, (2,), DOUBLE, False, b'A' * 8), 'array of 2 numbers with other contents'),

@@ -87,6 +87,11 @@ CASES: dict[str, tuple[str, str, dict, str, dict, str]] = {
         ),
         'vit_base_patch16_siglip_gap_224', dict(SMALL, act_layer='gelu_tanh'), 'vision_model',
     ),
+    'SigLIP 2': (
+        'Siglip2VisionModel', 'Siglip2VisionConfig',
+        dict(WIDTH, intermediate_size=64, patch_size=8, num_patches=36),
+        'vit_base_patch16_siglip_gap_224', dict(SMALL, act_layer='gelu_tanh'), '',
+    ),
     'CLIP': (
         'CLIPVisionModelWithProjection', 'CLIPVisionConfig', dict(SIZES),
         'vit_base_patch16_clip_quickgelu_224', SMALL, 'vision_model',
@@ -123,9 +128,15 @@ CASES: dict[str, tuple[str, str, dict, str, dict, str]] = {
 
 def tokens(source: nn.Module, part: str, image: Tensor) -> Tensor:
     model = source.get_submodule(part) if part else source
-    options = dict(noise=torch.arange(36.0)[None]) if 'MAE' in type(source).__name__ else {}
-    actual = model(pixel_values=image, **options).last_hidden_state
-    name = type(model).__name__
+    name, options = type(model).__name__, dict(pixel_values=image)
+    if name.startswith('ViTMAE'):
+        options['noise'] = torch.arange(36.0)[None]
+    if name.startswith('Siglip2'):
+        # Patches as rows of (height, width, channel).
+        rows = image.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 4, 5, 1).reshape(1, 36, -1)
+        sizes = dict(pixel_attention_mask=torch.ones(1, 36), spatial_shapes=torch.tensor([[6, 6]]))
+        options = dict(pixel_values=rows, **sizes)
+    actual = model(**options).last_hidden_state
     # CLIP's norm comes behind the pooling there.
     return model.post_layernorm(actual) if name.startswith('CLIPVision') else actual
 
@@ -136,8 +147,11 @@ def test_outputs_are_transformers_own(name: str, form: str, tmp_path: Path) -> N
     kind, config, options, timm_name, timm_options, part = CASES[name]
     source = both(kind, config, options)
     if form == 'state_dict':
-        torch.save(source.state_dict(), tmp_path / 'model.pth')
+        weights, ending = source.state_dict(), 'position_embedding.weight'
+        # Older versions save the numbers of the positions, too.
+        numbers = [n.replace(ending, 'position_ids') for n in weights if n.endswith(ending)]
         checkpoint = tmp_path / 'model.pth'
+        torch.save(weights | dict.fromkeys(numbers, torch.arange(36)), checkpoint)
     else:
         source.save_pretrained(
             tmp_path, **(dict(max_shard_size='20KB') if form == 'shards' else {})

@@ -1,7 +1,8 @@
-"""Every kind of file that people have of a ViT loads by the plain command.
+"""Files of those who publish a ViT without transformers, and every form of a file, load plainly.
 
 Files are made up: the names of those who write them, and tensors whose values count on from name to
-name. Names are listed in the order of timm's model, so what is swapped or transposed shows.
+name. Names are listed in the order of timm's model, so what is swapped or transposed shows. Files
+of transformers are in test_families.py.
 """
 
 import itertools
@@ -21,89 +22,12 @@ from .test_families import CASES
 
 Weights = dict[str, Tensor]
 
-# A name that ends in a dot is of a weight and a bias; `{a,b}` are two names.
-_DINO = """
-embeddings.patch_embeddings.projection. 32 3 8 8
-embeddings.cls_token 1 1 32
-embeddings.mask_token 1 32
-embeddings.position_embeddings 1 37 32
-encoder.layer.{0,1}.norm1. 32
-encoder.layer.{0,1}.attention.attention.{query,key,value}. 32 32
-encoder.layer.{0,1}.attention.output.dense. 32 32
-encoder.layer.{0,1}.layer_scale1.lambda1 32
-encoder.layer.{0,1}.norm2. 32
-encoder.layer.{0,1}.mlp.fc1. 64 32
-encoder.layer.{0,1}.mlp.fc2. 32 64
-encoder.layer.{0,1}.layer_scale2.lambda1 32
-layernorm. 32
-"""
-_DINOV3 = """
-embeddings.patch_embeddings. 32 3 8 8
-embeddings.cls_token 1 1 32
-embeddings.register_tokens 1 4 32
-embeddings.mask_token 1 1 32
-layer.{0,1}.layer_scale{1,2}.lambda1 32
-layer.{0,1}.norm1. 32
-layer.{0,1}.attention.q_proj. 32 32
-layer.{0,1}.attention.k_proj.weight 32 32
-layer.{0,1}.attention.v_proj. 32 32
-layer.{0,1}.attention.o_proj. 32 32
-layer.{0,1}.norm2. 32
-layer.{0,1}.mlp.up_proj. 64 32
-layer.{0,1}.mlp.down_proj. 32 64
-norm. 32
-"""
-_VIT = """
-vit.embeddings.patch_embeddings.projection. 32 3 8 8
-vit.embeddings.cls_token 1 1 32
-vit.embeddings.position_embeddings 1 37 32
-vit.encoder.layer.{0,1}.layernorm_before. 32
-vit.encoder.layer.{0,1}.attention.attention.{query,key,value}. 32 32
-vit.encoder.layer.{0,1}.attention.output.dense. 32 32
-vit.encoder.layer.{0,1}.layernorm_after. 32
-vit.encoder.layer.{0,1}.intermediate.dense. 64 32
-vit.encoder.layer.{0,1}.output.dense. 32 64
-vit.layernorm. 32
-"""
-_HEAD = 'classifier. 2 32'
-# Parts of the decoder and of the text's half, with the names that tell a family.
-_DECODER = """
-decoder.mask_token 1 1 16
-decoder.decoder_encoder.layer.0.layernorm_before. 16
-decoder.decoder_pred. 192 16
-"""
-_LAYERS = """
-encoder.layers.{0,1}.layer_norm1. 32
-encoder.layers.{0,1}.self_attn.{q,k,v}_proj. 32 32
-encoder.layers.{0,1}.self_attn.out_proj. 32 32
-encoder.layers.{0,1}.layer_norm2. 32
-encoder.layers.{0,1}.mlp.fc1. 64 32
-encoder.layers.{0,1}.mlp.fc2. 32 64
-"""
+# A name that ends in a dot is of a weight and a bias; `{a,b}` are two names. The first are of the
+# text's half of SigLIP, with the names that tell a family.
 _TEXT = """
 embeddings.token_embedding.weight 9 32
 encoder.layers.0.self_attn.q_proj. 32 32
 final_layer_norm. 32
-"""
-_SIGLIP = f"""
-embeddings.patch_embedding. 32 3 8 8
-embeddings.position_embedding.weight 36 32
-{_LAYERS}
-post_layernorm. 32
-head.probe 1 1 32
-head.attention.in_proj_{{weight,bias}} 96 32
-head.attention.out_proj. 32 32
-head.layernorm. 32
-head.mlp.fc1. 64 32
-head.mlp.fc2. 32 64
-"""
-_CLIP = f"""
-embeddings.patch_embedding.weight 32 3 8 8
-embeddings.class_embedding 32
-embeddings.position_embedding.weight 37 32
-pre_layrnorm. 32
-{_LAYERS}
-post_layernorm. 32
 """
 # The names of timm and of torch.hub.
 _TIMM = """
@@ -179,19 +103,6 @@ def made_up(names: str, start: int = 0) -> Weights:
     return actual
 
 
-def v5(names: str) -> str:
-    """transformers 5 has other names in a `state_dict` than it writes into files."""
-    for old, new in (
-        ('attention.attention.{query,key,value}', 'attention.{q,k,v}_proj'),
-        ('attention.output.dense', 'attention.o_proj'),
-        ('intermediate.dense', 'mlp.fc1'),
-        ('output.dense', 'mlp.fc2'),
-        ('vit.encoder.layer', 'vit.layers'),
-    ):
-        names = names.replace(old, new)
-    return re.sub(r'^layer\.', 'model.layer.', names, flags=re.MULTILINE)
-
-
 FILE, FOLDER, BIN, CLIP = (
     *('weights.pth', 'model.safetensors', 'pytorch_model.bin', 'open_clip_model.safetensors'),
 )
@@ -213,58 +124,10 @@ def written(folder: Path, weights: Weights, form: str) -> Path:
 
 # Kind → names, the form of the file, and the model in test_families.py.
 KINDS: dict[str, tuple[str, str, str]] = {
-    'DINOv2, folder': (_DINO, FOLDER, 'DINOv2'),
-    'DINOv2 giant, folder': (
-        _DINO.replace('mlp.fc1. 64', 'mlp.weights_in. 96').replace(
-            'mlp.fc2. 32 64', 'mlp.weights_out. 32 48'
-        ),
-        FOLDER, 'DINOv2 giant',
-    ),
-    'DINOv2 with registers, folder': (
-        _DINO.replace('embeddings.mask', 'embeddings.register_tokens 1 4 32\nembeddings.mask'),
-        FOLDER, 'DINOv2 with registers',
-    ),
-    'DINOv2 classifier, folder': (
-        f'{under("dinov2.", _DINO)}\nclassifier. 2 64', FOLDER, 'DINOv2',
-    ),
-    'DINOv2, state_dict': (v5(_DINO), FILE, 'DINOv2'),
-    'DINOv3, folder': (_DINOV3, FOLDER, 'DINOv3'),
-    'DINOv3 without biases, folder': (
-        re.sub(r'([qkv]_proj)\. ', r'\1.weight ', _DINOV3), FOLDER, 'DINOv3 without biases',
-    ),
-    'DINOv3 plus, folder': (
-        _DINOV3.replace('mlp.up_proj', 'mlp.{gate,up}_proj'), FOLDER, 'DINOv3 plus',
-    ),
-    'DINOv3, state_dict': (v5(_DINOV3), FILE, 'DINOv3'),
-    'SigLIP, folder of both halves': (
-        under('vision_model.', _SIGLIP) + '\n' + under('text_model.', f'{_TEXT}head. 32 32')
-        + '\nlogit_scale 1\nlogit_bias 1',
-        FOLDER, 'SigLIP',
-    ),
-    'SigLIP, vision alone': (_SIGLIP, FOLDER, 'SigLIP'),
-    'SigLIP 2 NaFlex, folder': (
-        under('vision_model.', _SIGLIP.replace('32 3 8 8', '32 192')), FOLDER, 'SigLIP',
-    ),
-    'CLIP, folder of both halves': (
-        under('vision_model.', _CLIP) + '\n' + under('text_model.', _TEXT)
-        + '\nvision_model.embeddings.position_ids 1 37\n{visual,text}_projection.weight 32 32'
-        + '\nlogit_scale',
-        FOLDER, 'CLIP',
-    ),
-    'ViT, folder': (f'{_VIT.replace("vit.", "")}\npooler.dense. 32 32', FOLDER, 'ViT'),
-    'ViT classifier, shards': (f'{_VIT}\n{_HEAD}', SHARDS, 'ViT'),
-    'ViT classifier, pytorch_model.bin': (f'{_VIT}\n{_HEAD}', BIN, 'ViT'),
-    'ViT classifier, shards of .bin': (f'{_VIT}\n{_HEAD}', BIN_SHARDS, 'ViT'),
-    'ViT, state_dict': (v5(_VIT), FILE, 'ViT'),
-    'DeiT, folder': (
-        _VIT.replace('vit.', 'deit.').replace(
-            'deit.embeddings.position_embeddings 1 37',
-            'deit.embeddings.distillation_token 1 1 32\ndeit.embeddings.position_embeddings 1 38',
-        ) + '\ncls_classifier. 2 32\ndistillation_classifier. 2 32',
-        FOLDER, 'DeiT',
-    ),
-    'ViT-MAE, folder with decoder': (f'{_VIT}\n{_DECODER}', FOLDER, 'ViT'),
     'timm, safetensors': (f'{_TIMM}\nhead. 2 32', FOLDER, 'ViT'),
+    'timm, shards': (_TIMM, SHARDS, 'ViT'),
+    'timm, pytorch_model.bin': (_TIMM, BIN, 'ViT'),
+    'timm, shards of .bin': (_TIMM, BIN_SHARDS, 'ViT'),
     'DINOv2, torch.hub': (_META_DINOV2, FILE, 'DINOv2'),
     'DINOv2 with registers, torch.hub': (
         f'{_META_DINOV2}\nregister_tokens 1 4 32', FILE, 'DINOv2 with registers',
@@ -290,10 +153,6 @@ def test_every_kind_loads(kind: str, tmp_path: Path) -> None:
     assert not report.missing
     assert not report.mismatched
     actual = model.state_dict()
-    if 'NaFlex' in kind:
-        # Rows of (height, width, channel) there.
-        rows = actual['patch_embed.proj.weight'].permute(0, 2, 3, 1)
-        actual['patch_embed.proj.weight'] = rows
     if 'registers' in kind:
         # The class token's row is added to it.
         token = next(name for name in weights if name.endswith('cls_token'))

@@ -14,7 +14,7 @@ from mmvttt.checkpoints.authors import by_our_names
 from mmvttt.checkpoints.download import _request, named_digest, shown
 from mmvttt.checkpoints.families import timm_names
 from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.checkpoints.read import named_tensors, read_weights, saved_classes
+from mmvttt.checkpoints.read import named_tensors, read_weights
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.backbones import TimmViT
 
@@ -155,9 +155,3 @@ def test_what_a_log_shows_of_a_url() -> None:
     with pytest.raises(CheckpointError, match='ftp://host/a') as error:
         read_weights(f'ftp{url[5:]}')
     assert 'secret' not in str(error.value)
-
-
-def test_classes_of_a_checkpoint() -> None:
-    meta = dict(dataset_meta=dict(classes=('cat', 'dog', 'owl')))
-    content = dict(state_dict=dict(w=torch.ones(1)), meta=meta)
-    assert saved_classes(content) == ('cat', 'dog', 'owl')
