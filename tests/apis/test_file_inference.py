@@ -16,49 +16,50 @@ onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
 
 
-def cat_file(path: Path, *sides: int | str) -> Path:
-    """A file of ONNX with logits that say "cat", whatever the image."""
-    helper, axes = onnx.helper, np.array([1, 2, 3])
-    image = helper.make_tensor_value_info('image', onnx.TensorProto.FLOAT, ('batch', 3, *sides))
-    logits = helper.make_tensor_value_info('logits', onnx.TensorProto.FLOAT, ('batch', 10))
-    constants = {'axes': axes, 'one': axes[:1], 'zero': np.float32([0]), 'cat': np.eye(10)[3] * 5}
-    constants['cat'] = constants['cat'].astype(np.float32)
-    nodes = [
-        helper.make_node('ReduceMean', ['image', 'axes'], ['mean'], keepdims=0),
-        helper.make_node('Mul', ['mean', 'zero'], ['none']),
-        helper.make_node('Unsqueeze', ['none', 'one'], ['column']),
-        helper.make_node('Add', ['column', 'cat'], ['logits']),
-    ]
-    values = [onnx.numpy_helper.from_array(x, name) for name, x in constants.items()]
-    graph = helper.make_graph(nodes, 'cat', [image], [logits], values)
-    opset = helper.make_opsetid('', 18)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
-    return path
+# Logits that say "cat", whatever the image.
+CAT = """
+<ir_version: 10, opset_import: ["": 18]>
+cat (float[batch, 3, height, width] image) => (float[batch, 10] logits)
+<int64[3] axes = {1, 2, 3}, int64[1] one = {1}, float zero = {0},
+ float[10] cat = {0, 0, 0, 5, 0, 0, 0, 0, 0, 0}>
+{
+    mean = ReduceMean<keepdims = 0>(image, axes)
+    none = Mul(mean, zero)
+    column = Unsqueeze(none, one)
+    logits = Add(column, cat)
+}
+"""
 
 
-def test_image_demo_by_a_file(tools: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def cat_file(tmp_path: Path) -> Path:
+    onnx.save(onnx.parser.parse_model(CAT), tmp_path / 'cat.onnx')
+    return tmp_path / 'cat.onnx'
+
+
+def test_image_demo_by_a_file(tools: Any, tmp_path: Path, cat_file: Path) -> None:
     cv2.imwrite(str(tmp_path / 'grey.png'), np.full((40, 50, 3), 128, np.uint8))
     line = ('cifar10_vittt_nano', 'mmvttt://cifar10_vittt_nano', tmp_path / 'grey.png')
-    file = cat_file(tmp_path / 'cat.onnx', 'height', 'width')
-    out = tools('image_demo.py', *line, '--onnx', file, '--out', tmp_path / 'out')
+    out = tools('image_demo.py', *line, '--onnx', cat_file, '--out', tmp_path / 'out')
     # e⁵ / (e⁵ + 9)
     assert 'cat 0.943; ' in out
     assert (tmp_path / 'out' / 'grey.png').stat().st_size
 
 
-def test_a_file_is_evaluated(tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_evaluated(
+    tools: Any, tmp_path: Path, cat_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv('MMVTTT_DATA', str(tmp_path))
     # Class 3 is "cat": 2 of 11 images.
     for number, label in enumerate((3, *range(10))):
         folder = tmp_path / 'cifar10' / 'test' / f'class{label}'
         folder.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(folder / f'{number}.png'), np.full((32, 32, 3), 20 * number, np.uint8))
-    file = cat_file(tmp_path / 'cat.onnx', 'height', 'width')
     line = ('cifar10_vittt_nano', 'mmvttt://cifar10_vittt_nano', '--work-dir', tmp_path / 'run')
-    out = tools('test.py', *line, '--onnx', file)
+    out = tools('test.py', *line, '--onnx', cat_file)
     assert 'accuracy/top1: 18.1818' in out
-    assert 'leave out --tta' in tools.error('test.py', *line, '--onnx', file, '--tta')
-    said = tools.error('test.py', *line, '--onnx', file, '--amp')
+    assert 'leave out --tta' in tools.error('test.py', *line, '--onnx', cat_file, '--tta')
+    said = tools.error('test.py', *line, '--onnx', cat_file, '--amp')
     assert 'not in bfloat16: leave out --amp' in said
 
 

@@ -19,6 +19,8 @@ from mmvttt.openmmlab.apis.finetune import _by_class
 from mmvttt.openmmlab.datasets.own_folder import OwnFolder
 from mmvttt.openmmlab.reliability import Preempted
 
+from ..reliability.data.sets import coco, make_coco, write
+
 DATA = Path(os.environ.get('MMVTTT_DATA', Path(__file__).parents[3] / 'shared/data'))
 BICYCLIST = 10
 
@@ -71,20 +73,13 @@ def test_a_folder_is_read_again_after_an_error(
         raise KeyboardInterrupt
 
     monkeypatch.setattr('mmvttt.openmmlab.apis.finetune.train', begins)
-    names = [f'{i}.png' for i in range(6)]
-    images = [dict(id=i, file_name=name, width=64, height=48) for i, name in enumerate(names)]
-    box = dict(bbox=[8, 8, 20, 20], area=400, iscrowd=0, category_id=1)
-    boxes = [dict(box, id=1 + i, image_id=i) for i in range(6)]
-    content = dict(images=images, annotations=boxes, categories=[dict(id=1, name='cat')])
-    folder = tmp_path / 'set'
-    folder.mkdir()
-    for name in names:
-        Image.new('RGB', (64, 48)).save(folder / name)
+    content = coco(6)
+    make_coco(tmp_path / 'set', 6)
     for width, error in ((60, DataError), (64, KeyboardInterrupt)):
-        images[0]['width'] = width
-        (folder / 'a.json').write_text(json.dumps(content))
+        content['images'][0]['width'] = width
+        write(tmp_path / 'set', content)
         with pytest.raises(error):
-            mmvttt.finetune(folder, work_dir=tmp_path / 'out')
+            mmvttt.finetune(tmp_path / 'set', work_dir=tmp_path / 'out')
 
 
 def test_ctrl_c_ends_with_one_line(

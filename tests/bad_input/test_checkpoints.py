@@ -1,7 +1,6 @@
 """Checkpoints that are damaged or of something else: an error, or the right weights."""
 
 import copy
-import io
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import CheckpointError
 from mmvttt.openmmlab.registry import MODELS
 
+from ..checkpoints.pickles import saved
 from .cases import refused
 from .models import BASES
 
@@ -20,12 +20,6 @@ from .models import BASES
 def build(seed: int, **options: object) -> nn.Module:
     torch.manual_seed(seed)
     return MODELS.build(copy.deepcopy(BASES['ViT3']) | options)
-
-
-def saved(content: object) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    return buffer.getvalue()
 
 
 SOURCE = build(0)

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from mmvttt.checkpoints import read
 from mmvttt.checkpoints.load import adapted, compare
 from mmvttt.checkpoints.published import PUBLISHED, Published
-from mmvttt.models.backbones import T5, HViT3, ViT3
+from mmvttt.models.backbones import HViT3, ViT3
 from mmvttt.models.generation.dit3 import DIT, DiT3, position_table
-from mmvttt.models.inherit import inherit_vit
 from mmvttt.openmmlab.analysis.models import find_model
 
 from ..models import published
@@ -85,25 +84,3 @@ def test_every_tensor_has_its_place(row: Published, monkeypatch: pytest.MonkeyPa
     assert not report.mismatched
     assert len(report.matched) == len(model.state_dict())
     assert content.get('meta') == file.get('meta')
-
-
-def test_deit_without_class_token_is_inherited() -> None:
-    model = T5('tiny')
-    shapes = {'pos_embed': (1, 196, 192)} | published.with_biases(
-        {'patch_embed.proj': (192, 3, 16, 16), 'norm': (192,), 'head': (1000, 192)}
-        | {
-            f'blocks.{i}.{name}': shape
-            for i in range(12)
-            for name, shape in {
-                'norm1': (192,),
-                'attn.qkv': (576, 192),
-                'attn.proj': (192, 192),
-                'norm2': (192,),
-                'mlp.fc1': (768, 192),
-                'mlp.fc2': (192, 768),
-            }.items()
-        }
-    )
-    weights = inherit_vit(on_meta(shapes), model)
-    assert len(weights) == len(shapes) - 2
-    assert {*weights, *model.new_parameters()} == {*model.state_dict()}

@@ -11,7 +11,6 @@ import argparse
 import ast
 import json
 import os
-import pkgutil
 import re
 import runpy
 import shlex
@@ -169,10 +168,3 @@ def test_tools_and_configs_that_are_named_exist(page: Path) -> None:
     )
     missing = sorted(name for name in named if not (ROOT / name).is_file())
     assert not missing
-
-
-def test_the_reference_names_what_exists() -> None:
-    """Without building the site."""
-    for page in (ROOT / 'docs/reference').glob('*.md'):
-        for name in re.findall(r'^::: (\S+)', page.read_text(), re.MULTILINE):
-            pkgutil.resolve_name(name)

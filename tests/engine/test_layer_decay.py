@@ -75,27 +75,6 @@ def test_vectors_and_positions_of_a_mixer_do_not_decay() -> None:
     }
 
 
-def test_what_does_not_decay() -> None:
-    got = settings(Detector(Plain()))
-    undecayed = {name for name, (_, decay) in got.items() if decay == 0}
-    assert undecayed == {
-        'backbone.pos_embed',  # by its name
-        'backbone.w0',  # by no_weight_decay
-        'backbone.scale',  # 1-D
-        'backbone.embed.bias',
-        'backbone.blocks.0.mix.bias',
-        'backbone.blocks.1.mix.bias',
-        'backbone.blocks.1.dw.bias',
-        'backbone.blocks.0.norm.weight',
-        'backbone.blocks.0.norm.bias',
-        'backbone.blocks.1.norm.weight',
-        'backbone.blocks.1.norm.bias',
-        'backbone.norm.weight',
-        'backbone.norm.bias',
-        'head.bias',
-    }
-
-
 def test_custom_keys_and_multipliers() -> None:
     got = settings(
         Detector(Plain()),

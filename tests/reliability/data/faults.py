@@ -211,14 +211,6 @@ OF_BOXES: dict[str, Fault] = {
             ('corners', 8, boxes(corners)),
             ('five corners', 5, boxes(corners, 5)),
             ('four corners', 4, boxes(corners, 4)),
-            ('centres', 8, boxes(lambda x, y, w, h: [x + w / 2, y + h / 2, w, h])),
-            ('rows first', 8, boxes(lambda x, y, w, h: [y + 9, x, h, w])),
-            ('elsewhere', 8, boxes(lambda x, y, w, h: [x + 20, y, w, h])),
-            (
-                'polygons in 0 to 1',
-                8,
-                every(lambda a: a.update(segmentation=[[v / 64 for v in a['segmentation'][0]]])),
-            ),
         )
     },
     # The lists.
