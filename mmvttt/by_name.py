@@ -29,11 +29,11 @@ def resolve(
     config = NAMES.get(os.fspath(model), os.fspath(model))
     if checkpoint is None and (config not in PUBLISHED or PUBLISHED[config].start_of):
         timm = {row.timm: name for name, row in PUBLISHED.items() if row.timm}
-        close = suggest(config, PUBLISHED)
+        close = suggest(config, [*PUBLISHED, *NAMES])
         if config in timm:
             close = f', did you mean {timm[config]!r}?'
         names = ', '.join(n for n, row in PUBLISHED.items() if not row.start_of)
-        raise UsageError(f'{config!r} needs a checkpoint{close}; published weights are {names}')
+        raise UsageError(f'{config!r} needs a checkpoint{close or f"; published are {names}"}')
     return config, f'{SCHEME}{config}' if checkpoint is None else os.fspath(checkpoint)
 
 

@@ -82,6 +82,7 @@ def test_the_cache_is_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         ('vittt_nano_patch4_32.cifar10', 'cifar10_vittt_nano'),
         ('h_vit3_tiny.mesa_in1k', 'hvit3_t_mesa_in1k'),
         ('maskrcnn_hvit_t_3x', 'maskrcnn_hvit3_t_3x'),
+        ('pedestrian', 'pedestrians'),
     ],
 )
 def test_an_unknown_name_suggests_the_nearest(name: str, meant: str) -> None:
