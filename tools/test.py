@@ -18,6 +18,8 @@ def main() -> None:
     add('--work-dir', type=cli.new_folder, help=help)
     help = 'write the predictions to a pickle file'
     add('--out', type=cli.new_file, metavar='FILE.pkl', help=help)
+    help = 'draw the predictions into a folder'
+    add('--show-dir', type=cli.new_folder, metavar='DIR', help=help)
     help = (
         "merge the predictions for versions of an image, by the config's tta_pipeline and tta_model"
     )

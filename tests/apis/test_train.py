@@ -18,7 +18,7 @@ from PIL import Image
 from mmvttt.checkpoints.read import read_content
 from mmvttt.cli import plain_errors
 from mmvttt.errors import CheckpointMismatchError, UsageError
-from mmvttt.openmmlab.apis.evaluate import _dump, enable_tta, evaluate
+from mmvttt.openmmlab.apis.evaluate import _dump, enable_tta, evaluate, show_predictions
 from mmvttt.openmmlab.apis.export import export_model
 from mmvttt.openmmlab.apis.train import enable_amp
 from mmvttt.openmmlab.config import load_config
@@ -113,6 +113,25 @@ def test_weights_of_another_model_are_an_error(run: Callable) -> None:
         run('evaluate', 'other.pth')
     with pytest.raises(UsageError):
         run('evaluate', 'nowhere.pth')
+
+
+@pytest.mark.parametrize(
+    ('scope', 'drawn'),
+    [
+        ('mmdet', {'draw': True, 'test_out_dir': '/pictures'}),
+        ('mmseg', {'draw': True, 'interval': 1}),
+        ('mmpretrain', {'enable': True, 'out_dir': '/pictures', 'interval': 1}),
+    ],
+)
+def test_show_dir_speaks_every_toolbox_s_language(scope: str, drawn: dict) -> None:
+    hook = dict(type='Hook')
+    cfg = Config(
+        dict(default_scope=scope, default_hooks=dict(visualization=hook), visualizer=dict())
+    )
+    show_predictions(cfg, '/pictures')
+    assert cfg.default_hooks.visualization == {**hook, **drawn}
+    shown = {'save_dir': '/pictures'} if scope == 'mmseg' else {}
+    assert cfg.visualizer == shown | {'name': '/pictures'}
 
 
 def test_torchrun_without_a_launcher(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,9 +235,12 @@ def test_tta_merges_the_boxes_of_a_detector_of_masks() -> None:
 
 
 def test_options_that_do_not_fit_the_config(tmp_path: Path) -> None:
+    empty = dict(default_scope='mmdet', default_hooks=dict(), model=dict())
     (file := tmp_path / 'file').touch()
     for call in (
         lambda: enable_tta(load_config('vittt_digits')),
+        lambda: show_predictions(Config(empty), 'a'),
+        lambda: evaluate('vittt_digits', 'a.pth', tta=True, show_dir='a'),
         lambda: _dump('mmdet', 'a.json'),
         lambda: _dump('mmdet', f'{file}/a.pkl'),
         lambda: next(export_model('no_model', None, f'{file}/a.onnx')),

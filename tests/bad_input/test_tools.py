@@ -76,7 +76,7 @@ def test_wrong_words_files_and_configs(run: Callable, args: tuple) -> None:
 DETECTOR = (DEMO, 'other.pth')
 # Arguments before a file to write, and before a folder.
 FILES = (('publish_checkpoint', 'other.pth'), ('test', *DETECTOR, '--out'))
-FOLDERS = (('test', *DETECTOR, '--work-dir'),)
+FOLDERS = (('test', *DETECTOR, '--show-dir'),)
 
 
 def read_only(**_: Any) -> None:

@@ -36,6 +36,7 @@ def evaluate(
     checkpoint: str | os.PathLike[str],
     *,
     out: str | None = None,
+    show_dir: str | None = None,
     tta: bool = False,
     amp: bool = False,
     cuda_graph: bool = False,
@@ -48,6 +49,7 @@ def evaluate(
         config: Path of the config.
         checkpoint: The weights.
         out: A .pkl file for the predictions.
+        show_dir: A folder for pictures of the predictions.
         tta: See `enable_tta`.
         amp: Run the backbone in mixed precision, see `prepare`.
         cuda_graph: Replay the backbone as a CUDA graph, see `prepare`; images have one size.
@@ -68,11 +70,15 @@ def evaluate(
     if file is not None and (tta or cuda_graph):
         raise UsageError('a file predicts as it was exported: leave out --tta and --cuda-graph')
     cfg = load_config(config, needed=_NEEDED, **config_args)
+    if tta and show_dir is not None and cfg.get('default_scope') == 'mmpretrain':
+        raise UsageError('mmpretrain cannot draw merged predictions: omit --tta or --show-dir')
     source = existing(checkpoint)
     cfg.load_from, cfg.resume = source, False
     if type_name(cfg.get('runner_type')).rpartition('.')[2] == 'FlexibleRunner':
         # FSDP's checkpoints are whole, and are evaluated as such.
         cfg.pop('runner_type')
+    if show_dir is not None:
+        show_predictions(cfg, show_dir)
     metrics = [] if out is None else [_dump(cfg.get('default_scope'), out)]
     if tta:
         enable_tta(cfg)
@@ -129,6 +135,27 @@ def enable_tta(cfg: Config) -> None:
     if cfg.get('data_preprocessor') is not None:
         cfg.model.setdefault('data_preprocessor', cfg.pop('data_preprocessor'))
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
+
+
+def show_predictions(cfg: Config, folder: str) -> None:
+    """Makes the toolbox's VisualizationHook draw every test image's prediction into a folder."""
+    hook = (cfg.get('default_hooks') or {}).get('visualization')
+    if hook is None:
+        raise UsageError(
+            '--show-dir needs default_hooks.visualization, which the config lacks; add the '
+            "toolbox's, e.g. dict(type='DetVisualizationHook')"
+        )
+    if cfg.default_scope == 'mmpretrain':
+        hook.update(enable=True, out_dir=folder, interval=1)
+    elif cfg.default_scope == 'mmseg':
+        hook.update(draw=True, interval=1)
+        cfg.visualizer.save_dir = folder
+    else:
+        # mmdet joins the folder to work_dir/<timestamp>, unless it is absolute.
+        hook.update(draw=True, test_out_dir=os.path.abspath(folder))
+    if cfg.get('visualizer') is not None:
+        # Under the same name mmengine would return an earlier run's visualizer.
+        cfg.visualizer.name = folder
 
 
 def _dump(scope: str | None, out: str) -> Any:
