@@ -51,6 +51,8 @@ def test_roboflow_keeps_ids_and_drops_what_has_no_box(tmp_path: Path) -> None:
         text(root / part / '_annotations.coco.json', coco([f'{n}.jpg' for n in names]))
     data = read_folder(root)
     assert (data.format, data.task, data.classes) == ('COCO', 'boxes', ('cat',))
+    # A YAML beside COCO's JSON is not read.
+    text(root / 'notes.yml', 'names: [: x')
     # The files of the same name are those of the same part.
     train, val = lists(root, tmp_path)
     assert [i['file_name'] for i in train['images']] == [f'train/{n}.jpg' for n in 'abc']
@@ -58,6 +60,9 @@ def test_roboflow_keeps_ids_and_drops_what_has_no_box(tmp_path: Path) -> None:
     assert train['annotations'][2]['bbox'] == [4, 3, 16, 12]
     assert {a['category_id'] for a in train['annotations']} == {1}
     assert train['categories'] == [dict(id=1, name='cat')]
+    text(root / 'all.json', coco(['valid/a.jpg', 'train/c.jpg']))
+    with pytest.raises(DataError, match=r"coco\.json' .*all\.json' lists 'c.jpg', too"):
+        read_folder(root)
 
 
 def test_cvat_with_masks_and_a_crowd_is_held_out_by_a_fifth(tmp_path: Path) -> None:
@@ -93,6 +98,28 @@ def test_yolo(parts: str, names: str, tmp_path: Path) -> None:
     (box,) = data.train[0].objects
     assert box['bbox'] == pytest.approx([15, 12, 10, 6])
     assert data.train[1].objects == []
+
+
+@pytest.mark.parametrize(
+    ('parts', 'train'),
+    [
+        ('train: [set.txt]\nval: ../images/b', 'acd'),
+        (r'train: C:\set\images\b' + '\nval: set.txt', 'b'),
+        # An evaluation on what is trained: a fifth is held out instead.
+        ('path: .\ntrain: images\nval: images\ntest:', 'abd'),
+    ],
+)
+def test_yolo_follows_its_parts(parts: str, train: str, tmp_path: Path) -> None:
+    for name in 'abcd':
+        picture(tmp_path / f'images/{name}/{name}.jpg')
+        text(tmp_path / f'labels/{name}.txt', '0 0.5 0.5 0.25 0.2\n')
+    text(tmp_path / 'set.txt', './images/a/a.jpg\n/home/me/set/images/c/c.jpg\nimages/d')
+    text(tmp_path / 'labels/classes.txt', 'dog\n')
+    text(tmp_path / 'data.yaml', f'names: [cat]\n{parts}\n')
+    data = read_folder(tmp_path)
+    assert (data.classes, ''.join(p.path.stem for p in data.train)) == (('cat',), train)
+    (tmp_path / 'data.yaml').unlink()
+    assert read_folder(tmp_path).classes == ('dog',)
 
 
 @pytest.mark.parametrize('folder', ['obj_train_data', 'train'])
@@ -131,11 +158,16 @@ def test_voc_beside_and_apart(folder: str, tmp_path: Path) -> None:
         entry += '<ymin>3</ymin><xmax>20</xmax><ymax>15</ymax></bndbox></object>'
         content = f'<annotation>{entry.format(0)}{entry.format(1)}</annotation>'
         text(tmp_path / folder / f'{name}.xml', content)
+    picture(tmp_path / 'f.jpg')
     data = read_folder(tmp_path)
     assert (data.format, data.classes) == ('Pascal VOC', ('dog',))
     assert (len(data.train), len(data.val)) == (4, 1)
+    assert data.notes[0].startswith('pictures without annotations are left out: 1')
     boxes = [(o['bbox'], o['iscrowd']) for o in data.train[0].objects]
     assert boxes == [([4, 3, 16, 12], 0), ([4, 3, 16, 12], 1)]
+    text(tmp_path / folder / 'e.xml', content.replace('dog', ' '))
+    with pytest.raises(DataError, match=r"e\.xml' .*has no name"):
+        read_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +202,8 @@ def test_class_folders(parts: bool, tmp_path: Path) -> None:
         for label in ('train', 'bus'):  # a class of that name
             for name in range(5):
                 picture(root / part / label / f'{name}.jpg')
+    for path in ('.ipynb_checkpoints/a.jpg', '__MACOSX/bus/b.jpg', 'bus/._c.jpg'):
+        picture(root / path)
     data = read_folder(root)
     assert (data.task, data.classes) == ('classes', ('bus', 'train'))
     assert len(data.val) == (10 if parts else 2)
@@ -192,6 +226,9 @@ def test_yolo_names_the_file_that_is_wrong(label: str, message: str, tmp_path: P
     text(tmp_path / 'labels' / 'a.txt', label)
     text(tmp_path / 'data.yaml', 'names: [cat, dog]')
     with pytest.raises(DataError, match=message):
+        read_folder(tmp_path)
+    text(tmp_path / 'data.yaml', 'names: [: x')
+    with pytest.raises(DataError, match=r"data\.yaml' cannot be read as YOLO"):
         read_folder(tmp_path)
 
 

@@ -27,6 +27,8 @@ _PARTS = dict(
     testing='test',
 )  # fmt: skip
 IGNORED = 255
+# What systems and notebooks write beside a user's files.
+_HIDDEN = re.compile(r'(^|/)(\.|__MACOSX/)')
 
 
 @dataclass
@@ -92,6 +94,7 @@ def read_folder(root: Path) -> OwnFolder:
     if not root.is_dir():
         raise DataError(f'there is no folder {os.fspath(root)!r}')
     files = sorted(path for path in root.rglob('*') if path.is_file())
+    files = [path for path in files if not _HIDDEN.search(path.relative_to(root).as_posix())]
     images = [path for path in files if path.suffix.lower() in SUFFIXES]
     reads = ((name, read(root, files, images)) for name, read in _FORMATS.items())
     name, (classes, pictures) = next(((n, r) for n, r in reads if r is not None), ('', ([], [])))
@@ -102,8 +105,11 @@ def read_folder(root: Path) -> OwnFolder:
             'channel for each picture, or a folder of pictures for each class'
         )
     tested = [p for p in pictures if p.part == 'test']
+    rest = {*images}.difference(*((p.path, p.target) for p in pictures))
     pictures = [p for p in pictures if p.part != 'test']
     notes = [f'the test part is left out (pictures: {len(tested)})'] if tested else []
+    if rest:
+        notes.append(f'pictures without annotations are left out: {len(rest)}, e.g. {min(rest)}')
     val = [p for p in pictures if p.part == 'val']
     train = [p for p in pictures if p.part != 'val']
     if not val or not train:
@@ -175,6 +181,7 @@ def _coco(root: Path, files: list[Path], images: list[Path]) -> Read:
     # COCO's own folder has captions and keypoints of the same pictures, too.
     contents = {p: c for p, c in contents.items() if 'instances' in p.name} or contents
     by_name, pictures, names = _Pictures(root, images, 'name'), [], {}
+    lists: dict[tuple[Path, str], Path] = {}
     for path, content in contents.items():
         with _reading(path, 'COCO'):
             categories = {
@@ -187,6 +194,8 @@ def _coco(root: Path, files: list[Path], images: list[Path]) -> Read:
             for image in content['images']:
                 file = by_name.find(image['file_name'], path)
                 part = _part(path, root) or _part(file, root)
+                if (other := lists.setdefault((file, part or 'train'), path)) != path:
+                    raise ValueError(f'{os.fspath(other)!r} lists {file.name!r}, too')
                 size = image['height'], image['width']
                 # The ids of several files may be the same.
                 number = image['id'] if len(contents) == 1 else None
@@ -196,30 +205,39 @@ def _coco(root: Path, files: list[Path], images: list[Path]) -> Read:
 
 
 def _yolo(root: Path, files: list[Path], images: list[Path]) -> Read:
-    names: Any = None
-    for path in files:
-        with _reading(path, 'YOLO'):
-            if path.suffix in ('.yaml', '.yml'):
-                content = yaml.safe_load(path.read_text(encoding='utf-8'))
-                names = names or (isinstance(content, dict) and content.get('names'))
-            elif path.name in ('obj.names', '_darknet.labels'):
-                # CVAT's YOLO 1.1 and Roboflow's Darknet.
-                names = names or _lines(path)
-    if not names:
-        return None
-    names = names if isinstance(names, dict) else dict(enumerate(names))
     by_stem = _Pictures(root, images)
     labels = [
         path
         for path in files
         if path.suffix == '.txt'
+        and path.name not in _NAMES
         and ('labels' in path.relative_to(root).parts or path.stem in by_stem.paths)
     ]
+    if not labels:
+        return None
+    names: Any = None
+    parts: dict[str, str] = {}
+    for path in sorted(files, key=lambda path: path.name in _NAMES):
+        with _reading(path, 'YOLO'):
+            if path.suffix in ('.yaml', '.yml'):
+                content = yaml.safe_load(path.read_text(encoding='utf-8'))
+                if isinstance(content, dict) and content.get('names'):
+                    names = names or content['names']
+                    for key, part in _PARTS.items():
+                        _follow(content.get(key), part, root, parts)
+            elif path.name in _NAMES:
+                names = names or _lines(path)
+    if not names:
+        return None
+    names = names if isinstance(names, dict) else dict(enumerate(names))
     # A picture without a file has no object.
     annotated = {by_stem.find(path.name, path): path for path in labels}
     pictures = []
     for image in images:
-        picture = Picture(image, _part(image, root), picture_size(image))
+        inner = image.relative_to(root)
+        places = map(Path.as_posix, (inner, *inner.parents))
+        part = next((parts[place] for place in places if place in parts), _part(image, root))
+        picture = Picture(image, part, picture_size(image))
         if image in annotated:
             with _reading(annotated[image], 'YOLO'):
                 lines = [[*map(float, line.split())] for line in _lines(annotated[image])]
@@ -228,6 +246,23 @@ def _yolo(root: Path, files: list[Path], images: list[Path]) -> Read:
                 picture.objects += [_yolo_object(names[n], rest, picture) for n, *rest in lines]
         pictures.append(picture)
     return list(map(str, names.values())), pictures
+
+
+# What CVAT's YOLO 1.1, Roboflow's Darknet, and labelImg and Label Studio write beside the labels.
+_NAMES = 'obj.names', '_darknet.labels', 'classes.txt'
+
+
+def _follow(entries: Any, part: str, root: Path, parts: dict[str, str]) -> None:
+    """Adds the folders and pictures that data.yaml names, or a list of pictures it names."""
+    for entry in entries if isinstance(entries, list) else [entries or '']:
+        names = [name for name in re.split(r'[\\/]', entry) if name not in ('', '.', '..')]
+        # The path may begin on another machine.
+        for start in range(max(1, len(names) - 1)):
+            inner = '/'.join(names[start:])
+            if inner not in parts:
+                parts[inner] = part
+                if inner.endswith('.txt') and (root / inner).is_file():
+                    _follow(_lines(root / inner), part, root, parts)
 
 
 def _lines(path: Path) -> list[str]:
@@ -268,7 +303,8 @@ def _voc(root: Path, files: list[Path], images: list[Path]) -> Read:
                 sides = [float(item.findtext(f'bndbox/{side}', '')) for side in _SIDES]
                 # An evaluation ignores these, as VOC's does.
                 difficult = item.findtext('difficult', '0').strip() == '1'
-                name = item.findtext('name', '').strip()
+                if not (name := item.findtext('name', '').strip()):
+                    raise ValueError('an object has no name')
                 picture.objects.append(_object(name, *sides) | dict(iscrowd=int(difficult)))
             pictures.append(picture)
     names = sorted({entry['category'] for picture in pictures for entry in picture.objects})
