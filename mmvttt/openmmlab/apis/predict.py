@@ -58,9 +58,12 @@ class Prediction:
         scores: dict[str, list[str]] = {}
         for label, score in zip(self.labels, self.scores, strict=True):
             scores.setdefault(self.classes[label], []).append(f'{score:.2f}'.lstrip('0'))
-        return '; '.join(
-            f'{len(s)} {name}{"s" * (len(s) > 1 and name[-1:] != "s")}: {", ".join(s)}'
-            for name, s in scores.items()
+        return (
+            '; '.join(
+                f'{len(s)} {name}{"s" * (len(s) > 1 and name[-1:] != "s")}: {", ".join(s)}'
+                for name, s in scores.items()
+            )
+            or 'nothing'
         )
 
     def rows(self) -> list[dict[str, Any]]:
@@ -244,7 +247,7 @@ def predict_files(
         else:
             prediction = predict(os.fspath(image), image)
             prediction.save(file)
-            yield image, repr(prediction) or 'nothing', file
+            yield image, repr(prediction), file
     if save is not None:
         write_table(found, predictor.classes, save)
 
