@@ -52,25 +52,6 @@ def test_formulas_are_close_to_the_counts(name: str, mixer, dim: int, by_side: t
         assert 0 <= counted / formula - 1 < 0.02
 
 
-class Network(nn.Module):
-    """Holds x, 2x and 2x + 1 at once, then the last alone."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = 2 * x
-        return y + 1
-
-
-def test_the_peak_by_hand() -> None:
-    x = 2 * 3 * 32 * 48 * 4 / 2**20
-    assert computed_peak(Network(), (2, 3, 32, 48)) == pytest.approx(2 * x)
-    # In training y is not kept either: neither sum nor factor needs it.
-    linear = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 100, bias=False))
-    product, weights = 100 * 4 / 2**20, 3 * 8 * 8 * 100 * 4 / 2**20
-    images = (1, 3, 8, 8)
-    assert computed_peak(linear, images) == pytest.approx(product)
-    assert weights < computed_peak(linear, images, train=True) < weights + 8 * product
-
-
 class Prefixed(nn.Module):
     """A module gets a view of a parameter, as class tokens are in PiT."""
 

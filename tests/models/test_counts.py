@@ -44,6 +44,13 @@ ADAPTERS = (
     ('small', '32', 50.3, 0.01, 512, 512),
     ('base', '115', 157.7, 0.01, 512, 512),
 )
+# In images at the size of the weights and of detection.
+LINEARIZED = (
+    ('vit_small_patch16_dinov3', None, '21.6', (4.70, 224, 224), (253.5, 800, 1344)),
+    ('vit_small_patch16_dinov3', {}, '22.6', (4.88, 224, 224), (102.0, 800, 1344)),
+    ('vit_base_patch14_reg4_dinov2', None, '86.6', (152.1, 518, 518), (1020.6, 798, 1344)),
+    ('vit_base_patch14_reg4_dinov2', {}, '88.5', (124.8, 518, 518), (497.6, 798, 1344)),
+)
 BODY = dict(type='ViT3', arch='small', cpe=False)
 AROUND = dict(type='ViTAdapter', norm_layer='BN')
 # Config, printed parameters in millions, 10⁹ multiply-accumulates, tolerance, sides of the image.
@@ -69,14 +76,19 @@ ROWS: list[tuple] = [
         (AROUND | dict(backbone=dict(type='Vittt', arch=arch)), params, macs, share * macs, *size)
         for arch, params, macs, share, *size in ADAPTERS
     ),
+    *(
+        (dict(type='TimmViT', model=name, linearize=options), params, macs, 0.06, *size)
+        for name, options, params, *counts in LINEARIZED
+        for macs, *size in counts
+    ),
 ]
 
 
 @pytest.mark.parametrize('row', ROWS, ids=lambda row: str([*row[0].values()]))
 def test_a_row(row: tuple) -> None:
-    """With a linear head of 1000 classes, but for the adapter."""
+    """With a linear head of 1000 classes in the tables of classifiers."""
     config, params, macs, tolerance, *size = row
-    head = 0 if config['type'] == 'ViTAdapter' else 1000
+    head = 0 if config['type'] in ('ViTAdapter', 'TimmViT') else 1000
     with torch.device('meta'):
         model = build(config).eval()
         with FlopCounterMode(display=False) as counter, torch.no_grad():
