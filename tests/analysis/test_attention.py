@@ -47,16 +47,9 @@ def jacobians(module: TTTMixer, x: Tensor, hw: tuple[int, int]) -> Tensor:
 
 def mixing_of(module: nn.Module, x: Tensor, hw: tuple[int, int]) -> Mixing:
     """A mixer recorded on its own."""
-
-    class Alone(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mixer = module
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.mixer(x, hw)
-
-    (actual,) = record_mixers(Alone(), x)
+    alone = nn.Module()
+    alone.mixer, alone.forward = module, lambda x: module(x, hw)
+    (actual,) = record_mixers(alone, x)
     return actual
 
 

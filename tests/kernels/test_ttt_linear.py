@@ -1,4 +1,4 @@
-"""ttt_linear: dual form, order and causality, states that are kept.
+"""ttt_linear: dual form, states that are kept.
 
 What holds for every op is in test_ops.py.
 """
@@ -28,23 +28,6 @@ def test_the_dual_form_agrees_with_every_gradient(tokens, size):
     actual = with_gradients(lambda x: dual(Inputs(**x), 'fb', size, 1e-6), inputs)
     assert expected[1].keys() == set(NAMES)
     assert_same(actual, expected, FP64)
-
-
-# -------------------------------------------------------------------------- order, masks, causality
-
-
-@pytest.mark.parametrize('token', [0, 15, 16, 21, 36])
-def test_a_token_reaches_only_those_that_are_read_after_it(token):
-    inputs = make(37)
-    before = call(inputs)
-    changed = dict(inputs)
-    for name in ('k', 'v', 'eta'):
-        changed[name] = inputs[name].clone()
-        changed[name][:, token] *= -1.7
-    differs = (call(changed) != before).any(-1).all(-1).all(0)
-    positions = torch.arange(37)
-    assert torch.equal(differs[:, 0], positions >= token)
-    assert torch.equal(differs[:, 1], positions <= token)
 
 
 # ------------------------------------------------------------------------------------------- state

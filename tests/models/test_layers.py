@@ -73,14 +73,3 @@ def test_the_rate_survives_a_start_without_memory() -> None:
     for drop in (given, assigned):
         assert not drop.state_dict()
         assert set(drop(torch.ones(4096, 1)).unique().tolist()) == {0.0, 4.0}
-
-
-def test_the_rate_can_be_set_later() -> None:
-    """As schedules of stochastic depth do."""
-    drop = DropPath(0.0)
-    drop.drop_prob = 0.75
-    y = drop(torch.ones(4096, 1))
-    assert set(y.unique().tolist()) == {0.0, 4.0}
-    assert drop.eval()(y) is y
-    drop.drop_prob = 0.0
-    assert drop.train()(y) is y
