@@ -90,6 +90,8 @@ def dit5_mixer(x: Tensor, w: Weights, name: str, h: int, width: int, heads: int)
     tk = (tk - tk.mean(0)) / (tk.var(0, correction=0) + 1).sqrt()
     tq = tq + cpe(tq, w, f'{name}.q_conv', h, width)
     tk = tk + cpe(tk, w, f'{name}.k_conv', h, width)
+    by_heads = (y.view(1, count, heads, d) for y in (q, k, v))
+    (near,) = published.neighborhoods(*by_heads, (h, width), 5)
     outs = []
     for head in range(heads):
         part = slice(head * d, (head + 1) * d)
@@ -98,13 +100,5 @@ def dit5_mixer(x: Tensor, w: Weights, name: str, h: int, width: int, heads: int)
         loss = error.square().sum() / (2 * count * d**0.5)
         g1, g2 = torch.autograd.grad(loss, (w1, w2), create_graph=True)
         trained = F.silu(tq[:, part] @ (w1 - g1)) @ (w2 - g2)
-        near = torch.zeros_like(trained)
-        for i in range(count):
-            # The window of 5×5 around a pixel, moved into the map.
-            top = min(max(i // width - 2, 0), h - 5)
-            left = min(max(i % width - 2, 0), width - 5)
-            keys = [r * width + c for r in range(top, top + 5) for c in range(left, left + 5)]
-            weights = (k[keys][:, part] @ q[i, part] / d**0.5).softmax(0)
-            near[i] = weights @ v[keys][:, part]
-        outs.append((trained + near) / 2)
+        outs.append((trained + near[:, head]) / 2)
     return linear(torch.cat(outs, -1), w, f'{name}.proj')

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmvttt.errors import UsageError
 from mmvttt.models.generation.sampling import (
     SCHEDULERS,
     image_generator,
@@ -138,11 +137,3 @@ def test_seeds_are_apart() -> None:
     """Image 1 of seed 0 is not image 0 of seed 1."""
     states = {image_generator(s, i).initial_seed() for s in range(50) for i in range(50)}
     assert len(states) == 2500
-
-
-def test_what_does_not_fit() -> None:
-    with pytest.raises(UsageError, match='trained on rectified flow'):
-        sampling_scheduler(MODELS.build(FLOW), 'ddpm')
-    network = build(model())
-    with pytest.raises(UsageError, match='needs a null condition'):
-        network.denoise(torch.zeros(1, 1, 8, 8), torch.tensor(1), labels(1), None, 2.0)

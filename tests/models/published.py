@@ -186,6 +186,22 @@ def t5_mixer(w: Weights, name: str, x: Tensor, hw: tuple[int, int], heads: int, 
     return F.linear(torch.cat(outs, 1), w[f'{name}.proj.weight'], w[f'{name}.proj.bias'])
 
 
+def neighborhoods(q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], window: int) -> Tensor:
+    """Softmax attention query by query: the window is shifted into the map, then cut to it."""
+    out = torch.zeros_like(q)
+    for i in range(hw[0]):
+        for j in range(hw[1]):
+            near = []
+            for centre, side in zip((i, j), hw, strict=True):
+                first = min(max(centre - window // 2, 0), max(side - window, 0))
+                near.append(range(first, min(first + window, side)))
+            index = [r * hw[1] + c for r in near[0] for c in near[1]]
+            at = i * hw[1] + j
+            scores = torch.einsum('bhd,bmhd->bhm', q[:, at], k[:, index]) / q.shape[-1] ** 0.5
+            out[:, at] = torch.einsum('bhm,bmhd->bhd', scores.softmax(-1), v[:, index])
+    return out
+
+
 def depthwise(w: Weights, name: str, x: Tensor, hw: tuple[int, int]) -> Tensor:
     image = x.T.reshape(1, -1, *hw)
     weight, bias = w[f'{name}.weight'], w[f'{name}.bias']

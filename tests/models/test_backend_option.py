@@ -7,27 +7,20 @@ from mmvttt.models.layers import TTTMixer
 from ttt_kernels import _backend, _op
 
 from .building import build
+from .test_contract import CASES
 
-ARCH = dict(embed_dims=64, num_layers=1, num_heads=2, feedforward_channels=64)
-STAGES = dict(embed_dims=(64, 64), depths=(1, 1), num_heads=(2, 2))
 REFERENCE = dict(backend='reference')
+CONFIGS = {name: config for name, (config, _) in CASES.items()}
 # Models, and the options by which all of their ops run the reference.
 MODELS = {
+    **{name: (CONFIGS[name], dict(mixer=REFERENCE)) for name in ('Vittt', 'ViT3', 'HViT3', 'T5')},
     **{
-        kind: (dict(type=kind, arch=arch), dict(mixer=REFERENCE))
-        for kind, arch in (('Vittt', ARCH), ('ViT3', ARCH), ('HViT3', STAGES), ('T5', ARCH))
-    },
-    **{
-        inner: (dict(type='ViT3', arch=ARCH, mixer=mixer), dict(mixer=mixer | REFERENCE))
+        inner: (CONFIGS['ViT3'] | dict(mixer=mixer), dict(mixer=mixer | REFERENCE))
         for inner in ('GatedFC', 'DWConv', 'MLP')
         for mixer in [dict(type='TTTMixer', inner=inner)]
     },
     'ViTAdapter': (
-        dict(
-            type='ViTAdapter',
-            norm_layer='BN',
-            backbone=dict(type='Vittt', arch=ARCH, mixer=REFERENCE),
-        ),
+        CONFIGS['ViTAdapter'] | dict(backbone=CONFIGS['Vittt'] | dict(mixer=REFERENCE)),
         dict(deform_backend='reference'),
     ),
 }

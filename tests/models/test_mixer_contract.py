@@ -1,6 +1,5 @@
 """Mixers of another package stand in every block of every backbone, or are refused by name."""
 
-import copy
 from functools import partial
 from typing import Any
 
@@ -12,18 +11,10 @@ from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer
 from mmvttt.models.layers.inner_losses import INNER_LOSSES
 from mmvttt.models.layers.inner_models import FC, INNER_MODELS, InnerModel
 
-from .building import build as build_model
+from .test_contract import build as build_model
 
-PLAIN = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=48)
-STAGES = dict(embed_dims=(16, 32), depths=(1, 2), num_heads=(1, 2))
-BACKBONES: dict[str, dict[str, Any]] = {
-    'Vittt': dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64),
-    'ViT3': dict(type='mmvttt.ViT3', arch=PLAIN),
-    'T5': dict(type='mmvttt.T5', arch=PLAIN, img_size=64),
-    'HViT3': dict(type='mmvttt.HViT3', arch=STAGES, norm_layer=dict(type='BN')),
-}
 OWN = {'Vittt': TTTLinearMixer, 'ViT3': ViT3Mixer, 'T5': TTTMixer, 'HViT3': ViT3Mixer}
-every_backbone = pytest.mark.parametrize('name', BACKBONES)
+every_backbone = pytest.mark.parametrize('name', OWN)
 
 
 class Mean(nn.Module):
@@ -60,8 +51,7 @@ class Placed(Mean):
 
 
 def build(name: str, mixer: Any, **options: Any) -> nn.Module:
-    torch.manual_seed(0)
-    return build_model(copy.deepcopy(BACKBONES[name]) | dict(mixer=mixer, **options))
+    return build_model(name, mixer=mixer, **options)
 
 
 def step(model: nn.Module) -> dict[str, Tensor]:
@@ -78,7 +68,7 @@ def mixers_of(model: nn.Module) -> list[nn.Module]:
 
 def test_a_mixer_is_told_what_it_declares() -> None:
     told = {}
-    for name in BACKBONES:
+    for name in OWN:
         model = build(name, dict(type=Placed))
         step(model)
         told[name] = [m.told for m in mixers_of(model)]
@@ -89,8 +79,8 @@ def test_a_mixer_is_told_what_it_declares() -> None:
             assert one['patches'] is None
             assert (one['rotation'] is not None) == (name == 'HViT3')
     rotations = [one['rotation'].shape for one in told['HViT3']]
-    # Images of 49×70: maps of ⌈H/4⌉ × ⌈W/4⌉ and half of that, C / 2 turns a token.
-    assert rotations == [(13 * 18, 8), (7 * 9, 16), (7 * 9, 16)]
+    # Images of 49×70: maps of ⌈H/4⌉ × ⌈W/4⌉, halved from stage to stage, C / 2 turns a token.
+    assert rotations == [(13 * 18, 8), *2 * [(7 * 9, 16)], (4 * 5, 24), (2 * 3, 32)]
 
 
 def test_class_tokens_need_a_mixer_that_knows_of_them() -> None:

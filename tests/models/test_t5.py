@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
 from mmvttt.models.backbones import T5
@@ -14,6 +14,7 @@ from mmvttt.models.layers.key_norms import KEY_NORMS, instance
 from mmvttt.models.layers.neighborhood import neighborhood_attention
 
 from .building import SOFTMAX
+from .published import neighborhoods
 
 # An inner model, as a function.
 FUNCTIONS = [
@@ -69,22 +70,6 @@ def test_key_norm_is_not_made_in_half_precision() -> None:
     torch.testing.assert_close(actual.double(), exact, rtol=2**-8, atol=1e-5)
 
 
-def brute_force(q: Tensor, k: Tensor, v: Tensor, hw: tuple[int, int], window: int) -> Tensor:
-    """Query by query, in words: the window is shifted into the map, then cut to it."""
-    out = torch.zeros_like(q)
-    for i in range(hw[0]):
-        for j in range(hw[1]):
-            near = []
-            for centre, side in zip((i, j), hw, strict=True):
-                first = min(max(centre - window // 2, 0), max(side - window, 0))
-                near.append(range(first, min(first + window, side)))
-            index = [r * hw[1] + c for r in near[0] for c in near[1]]
-            at = i * hw[1] + j
-            scores = torch.einsum('bhd,bmhd->bhm', q[:, at], k[:, index]) / q.shape[-1] ** 0.5
-            out[:, at] = torch.einsum('bhm,bmhd->bhd', scores.softmax(-1), v[:, index])
-    return out
-
-
 @pytest.mark.filterwarnings('ignore:flex_attention called without')
 @pytest.mark.parametrize('window', [1, 3, 5])
 @pytest.mark.parametrize('hw', [(1, 1), (1, 7), (2, 3), (6, 5), (4, 9)])
@@ -96,7 +81,7 @@ def test_neighborhoods_are_exact(
     monkeypatch.setattr(neighborhood, '_GATHERED', 500)
     leaves = [torch.randn(2, hw[0] * hw[1], 2, 4, dtype=torch.float64) for _ in range(3)]
     actual = []
-    for function in (brute_force, neighborhood_attention):
+    for function in (neighborhoods, neighborhood_attention):
         inputs = [x.clone().requires_grad_() for x in leaves]
         out = function(*inputs, hw, window)
         out.square().sum().backward()
