@@ -259,7 +259,7 @@ def write_table(
     if Path(path).suffix == '.csv':
         write_csv([dict(image=name) | row for name, p in found for row in p.rows()], path)
         return
-    from pycocotools import mask
+    from ..datasets.digits import coco_object
 
     content: dict[str, list[dict[str, Any]]] = dict(
         images=[], annotations=[], categories=[dict(id=i, name=n) for i, n in enumerate(classes, 1)]
@@ -273,8 +273,6 @@ def write_table(
             row |= dict(category_id=int(p.labels[i]) + 1, score=float(p.scores[i]))
             row |= dict(bbox=[x1, y1, x2 - x1, y2 - y1], area=(x2 - x1) * (y2 - y1))
             if p.masks is not None:
-                code = mask.encode(np.asfortranarray(p.masks[i], np.uint8))
-                row |= dict(segmentation=code | dict(counts=code['counts'].decode()))
-                row['area'] = float(mask.area(code))
+                row |= coco_object(p.masks[i]) | dict(bbox=row['bbox'])
             content['annotations'].append(row)
     write_whole(path, json.dumps(content).encode())
