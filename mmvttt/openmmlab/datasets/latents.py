@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
+from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import v2
 
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import DataError, MissingDataError, UsageError
@@ -116,16 +116,10 @@ class ClassFolders(ImageFolder):
     """
 
     def __init__(self, root: str | os.PathLike[str], size: int) -> None:
-        steps = [
-            v2.ToImage(),
-            v2.Resize(size, v2.InterpolationMode.BICUBIC, antialias=True),
-            v2.CenterCrop(size),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize([0.5] * 3, [0.5] * 3),
-            v2.ToPureTensor(),
-        ]
+        half = (0.5, 0.5, 0.5)
+        prepare = create_transform(size, interpolation='bicubic', mean=half, std=half, crop_pct=1.0)
         try:
-            super().__init__(os.fspath(root), v2.Compose(steps), loader=open_picture)
+            super().__init__(os.fspath(root), prepare, loader=open_picture)
         except FileNotFoundError as error:
             raise MissingDataError(
                 f'{os.fspath(root)!r} holds no images in a folder for each class: {error}'
