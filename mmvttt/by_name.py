@@ -1,4 +1,4 @@
-"""Models by name, for those with OpenMMLab and for those without: the roof of both."""
+"""Models by name: mmvttt's configs, if OpenMMLab is installed, and timm's registry."""
 
 from __future__ import annotations
 
@@ -87,15 +87,55 @@ def _require_openmmlab(what: str) -> None:
 def find_model(
     name: str, options: dict[str, Any] | None = None, weightless: bool = False
 ) -> NamedModel:
-    """Finds a config's or timm's model, with its options; without OpenMMLab, timm's only.
+    """Builds a model without its data set; only timm's names with a tag bring weights.
 
-    With `weightless` it is on the meta device if its code allows that. A UsageError says that there
-    is no such model.
+    Args:
+        name: A config file, the name of one of mmvttt's configs (`vittt_t_in1k`), or a model of
+            timm's registry, in which mmvttt's are. Configs need OpenMMLab.
+        options: Dotted keys of the config and their values; arguments of timm's model.
+        weightless: Build it on the meta device if its code allows that.
+
+    Raises:
+        UsageError: There is no such model, or it cannot be built with the options.
     """
-    if find_spec('mmengine') is None:
-        from .named_model import find_timm
+    import timm
 
-        return find_timm(name, options, weightless)
-    from .openmmlab.analysis import models
+    from .models import timm as _registers  # noqa: F401
+    from .named_model import find_timm
 
-    return models.find_model(name, options, weightless)
+    names, lacking = timm.list_models(), f'; {missing("mmengine")}'
+    if find_spec('mmengine') is not None:
+        from .openmmlab.analysis.models import of_config
+        from .openmmlab.config import config_names, find_config
+
+        if find_config(name) is not None:
+            return of_config(name, options, weightless)
+        names, lacking = [*config_names(), *names], ''
+    if not timm.is_model(name):
+        raise UsageError(
+            f'there is no model {name!r}{suggest(name, names)}; give the path of a config (….py), '
+            "the name of one of mmvttt's, such as vittt_t_in1k, or of a model of timm's registry, "
+            f'such as vittt_tiny_patch16_224{lacking}'
+        )
+    return find_timm(name, options, weightless)
+
+
+def load_model(
+    name: str,
+    options: dict[str, Any] | None = None,
+    checkpoint: str | None = None,
+    key: str | None = None,
+) -> NamedModel:
+    """A model with weights from a checkpoint, see `load_pretrained`, or as it is initialised."""
+    named = find_model(name, options)
+    start = checkpoint or named.weights
+    if checkpoint:
+        from .checkpoints.load import load_pretrained
+
+        load_pretrained(named.model, checkpoint, key=key)
+    elif named.config is not None:
+        from .openmmlab.analysis.models import initialize
+
+        start = initialize(named)
+    print(f'weights   {start or "random"}')
+    return named

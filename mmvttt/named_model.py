@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import normalize, rgb_to_grayscale
 
 from .checkpoints.preparation import IMAGENET, OPTIONS, Preparation
-from .distributions import missing
-from .errors import CheckpointError, UsageError, first_line, suggest
+from .errors import CheckpointError, UsageError, first_line
 from .pictures import open_picture
 
 
@@ -89,13 +88,6 @@ def _of_timm(model: nn.Module) -> Preparation:
     return Preparation(config['mean'], config['std'])
 
 
-def is_timm(name: str) -> bool:
-    """Whether timm's registry, in which mmvttt's models are, has a model of this name."""
-    from .models import timm as _registers  # noqa: F401
-
-    return timm.is_model(name)
-
-
 def find_timm(
     name: str, arguments: dict[str, Any] | None = None, weightless: bool = False
 ) -> NamedModel:
@@ -107,18 +99,8 @@ def find_timm(
         weightless: Build it on the meta device if its code allows that.
 
     Raises:
-        UsageError: There is no such model, or it lacks an argument.
+        UsageError: It lacks an argument.
     """
-    if not is_timm(name):
-        raise UsageError(
-            f"there is no model {name!r} in timm's registry{suggest(name, timm.list_models())}; "
-            f'for configs, {missing("mmengine")}'
-        )
-    if dotted := [key for key in arguments or {} if '.' in key]:
-        raise UsageError(
-            f"{name} is a model of timm's, and {dotted[0]!r} a key of configs: give arguments of "
-            'the model, such as in_chans=4'
-        )
     try:
         tagged = '.' in name and not weightless
         model = built(

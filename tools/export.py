@@ -10,6 +10,8 @@ example: mmvttt export vittt_t_in1k --checkpoint epoch_300.pth --out vittt_t.onn
              --predictions --shape 800 1344 --images photo.jpg
 """
 
+from typing import Any
+
 from mmvttt import cli
 
 
@@ -32,21 +34,21 @@ def main() -> None:
     cli.add_cfg_options(parser, 'model.test_cfg.rcnn.score_thr=0.3')
     args = parser.parse_args()
     size = tuple(args.shape) if args.shape else None
-    files = args.checkpoint, args.out, size, args.fixed_size, args.decompose
+    files = args.checkpoint, args.out
+    options: Any = dict(fixed_size=args.fixed_size, decompose=args.decompose, images=args.images)
     with cli.plain_errors():
+        from mmvttt.by_name import find_model
         from mmvttt.deploy.export import require_format
         from mmvttt.deploy.model_file import write_model
-        from mmvttt.named_model import find_timm, is_timm
 
-        if is_timm(args.model) and not args.predictions:
-            require_format(args.out)
-            named = find_timm(args.model, args.cfg_options)
-            comparisons = write_model(named, named.model, *files, args.images)
+        require_format(args.out)
+        named = find_model(args.model, args.cfg_options)
+        if named.config is None and not args.predictions:
+            comparisons = write_model(named, named.model, *files, size, **options)
         else:
             from mmvttt.openmmlab.apis.export import export_model
 
-            more = args.cfg_options, args.predictions, args.images
-            comparisons = export_model(args.model, *files, *more)
+            comparisons = export_model(named, *files, args.predictions, size=size, **options)
         for comparison in comparisons:
             print(comparison)
     print(f'wrote {args.out}')

@@ -37,11 +37,13 @@ def main() -> None:
     with cli.plain_errors():
         from mmvttt.analysis.inspect import inspect_model
         from mmvttt.analysis.look import Look
-        from mmvttt.openmmlab.analysis.models import load_model
-        from mmvttt.openmmlab.models.diffusion_model import refuse_diffusion
+        from mmvttt.by_name import load_model
 
         found = load_model(args.model, args.cfg_options, args.checkpoint, args.key)
-        refuse_diffusion(found.config)
+        if found.config is not None:
+            from mmvttt.openmmlab.models.diffusion_model import refuse_diffusion
+
+            refuse_diffusion(found.config)
         look = Look(
             found.model,
             args.images,

@@ -32,7 +32,7 @@ _WARM_UP = 3
 
 
 def measure(
-    network: Callable[[Tensor], Any],
+    network: nn.Module,
     images: Tensor,
     dtype: torch.dtype = torch.float32,
     train: bool = False,
@@ -41,7 +41,7 @@ def measure(
     """Measures a network on images `(B, C, H, W)`, on their device.
 
     Args:
-        network: Any function of the images; a module is set to training or evaluation.
+        network: Is set to training or evaluation.
         images: The images.
         dtype: float32, or the type of autocast.
         train: Whether to run the backward pass too.
@@ -54,22 +54,21 @@ def measure(
         training, gradients, without weights and images. Empty if the device is out of memory.
     """
     device = images.device
-    if isinstance(network, nn.Module):
-        network.to(device).train(train)
+    network.to(device).train(train)
 
     def run() -> None:
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             output = network(images)
         if train:
             sum(x.float().sum() for x in tree_leaves(output)).backward()
-            _drop_gradients(network)
+            network.zero_grad()
 
     try:
         with torch.set_grad_enabled(train):
             measured = time_batches(run, device, repeats)
             measured['peak_mib'] = _peak_mib(run, device)
     except torch.OutOfMemoryError:
-        _drop_gradients(network)
+        network.zero_grad()
         return {}
     return {name: round(value, 3) for name, value in measured.items()}
 
@@ -86,11 +85,6 @@ def time_batches(run: Callable[[], Any], device: torch.device, repeats: int) -> 
     low, latency, high = np.percentile(times[-repeats:], (25, 50, 75)).tolist()
     measured = dict(latency_ms=1000 * latency, spread_ms=1000 * (high - low), first_s=times[0])
     return measured | (dict(gpu_ms=_gpu_ms(run)) if device.type == 'cuda' else {})
-
-
-def _drop_gradients(network: Any) -> None:
-    if isinstance(network, nn.Module):
-        network.zero_grad(set_to_none=True)
 
 
 def _wait(device: torch.device) -> None:

@@ -62,15 +62,11 @@ def cache() -> Path:
     return Path(os.environ.get('TORCH_HOME', default), 'hub', 'checkpoints').expanduser()
 
 
-def download(url: str, path: Path, sha256: str = '') -> None:
+def download(url: str, path: Path) -> None:
     """Downloads a file to `path`, beside which its digest is kept.
 
-    A bar on stderr shows the progress. Other processes wait, and find the file.
-
-    Args:
-        url: An http(s) address.
-        path: The file to write, unless it is there.
-        sha256: Its digest, if it is known; so may the first digits in the file's name be.
+    A bar on stderr shows the progress. Other processes wait, and find the file. Its digest is
+    compared with the first digits in its name, if it has any.
 
     Raises:
         CheckpointError: It cannot be downloaded or written, or is not what it should be.
@@ -84,13 +80,12 @@ def download(url: str, path: Path, sha256: str = '') -> None:
             _log.info('downloading %s to %s', shown(url), path)
             partial = _transferred(url, path)
             digest = file_digest(partial)
-            for expected in filter(None, (sha256, named_digest(path.name))):
-                if not digest.startswith(expected):
-                    partial.unlink()
-                    raise CheckpointError(
-                        f'{shown(url)!r} is not the file that it should be: its digest is '
-                        f'{digest}, not {expected}'
-                    )
+            if not digest.startswith(expected := named_digest(path.name)):
+                partial.unlink()
+                raise CheckpointError(
+                    f'{shown(url)!r} is not the file that it should be: its digest is {digest}, '
+                    f'not {expected}'
+                )
             write_whole(_record(path), f'{digest}  {path.name}\n'.encode())
             os.replace(partial, path)
     except CheckpointError:

@@ -25,7 +25,6 @@ _log = logging.getLogger(__name__)
 _LEAST = 0.1
 _LISTED = 8
 _DIGITS = re.compile(r'\d+')
-_VIT = re.compile(r'(^|\.)(blocks|layers)\.0\.attn\.qkv\.weight$')
 # Without all of one of these, a network computes something else.
 _WHOLE = {
     'patch embeddings': r'(^|\.)patch_embed\..*weight$',
@@ -74,8 +73,7 @@ def adapted(module: nn.Module, weights: StateDict) -> dict[str, Tensor]:
     """The weights after every part of a module has adapted them, e.g. resized them.
 
     Raises:
-        CheckpointMismatchError: They are a ViT's, and only a part would load; or a tensor has
-            another shape than its name says.
+        CheckpointMismatchError: A tensor has another shape than its name says.
     """
     weights = under(weights)
     try:
@@ -89,13 +87,6 @@ def adapted(module: nn.Module, weights: StateDict) -> dict[str, Tensor]:
             f'the weights do not fit {type(module).__name__} ({type(error).__name__}: '
             f'{first_line(error)}): give the weights of this model; or they are damaged'
         ) from error
-    names = module.state_dict().keys()
-    if not any('.attn.' in n for n in names) and any(map(_VIT.search, weights.keys() - names)):
-        raise CheckpointMismatchError(
-            f'the checkpoint is a softmax ViT, and {type(module).__name__} would load its patches '
-            "and norms alone: take mmvttt.T5 with init_cfg=dict(type='mmvttt.InheritViT', "
-            'checkpoint=…) (load_inherited), or mmvttt.TimmViT'
-        )
     return weights
 
 
@@ -121,7 +112,7 @@ def load_pretrained(
         prefix: Takes the tensors whose names begin with it, e.g. `'backbone.'`. None searches for
             it: the prefix under which most match, if hardly any match without one.
         map_location: See `torch.load`.
-        ema: Takes the averaged weights of the file, such as MESA's teacher; see `read_weights`.
+        ema: Takes the averaged weights, such as MESA's teacher; see `Checkpoint.weights`.
         adapt: Changes the tensors before the comparison; default: `adapted` to the module.
         key: Entry of the file with the weights, such as `'teacher'` or `'student'`.
 
@@ -277,8 +268,8 @@ def _require_parts(report: LoadReport, new: Collection[str], source: str) -> Non
         if part and name not in new and _DIGITS.sub('#', name) not in there:
             raise CheckpointMismatchError(
                 f'{source!r} has no {part} that fit ({name}), which would be random: give the '
-                'weights of this model, or the model of these weights. '
-                + str(report).replace('\n', '; ')
+                'weights of this model, or the model of these weights (for a ViT: mmvttt.TimmViT, '
+                'or mmvttt.T5 with mmvttt.InheritViT). ' + str(report).replace('\n', '; ')
             )
 
 

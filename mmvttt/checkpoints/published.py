@@ -35,7 +35,6 @@ class Published:
         layout: Whose names the tensors have: 'mmvttt', 'ViT³', 'DiT' or 'DeiT'.
         timm: The name and tag that timm knows them by, if it does.
         start_of: The config that starts from them, where none is for them.
-        sha256: Digest of the file, where somebody has seen it.
     """
 
     name: str
@@ -47,7 +46,6 @@ class Published:
     layout: str = 'ViT³'
     timm: str = ''
     start_of: str = ''
-    sha256: str = ''
 
 
 def _table() -> dict[str, Published]:
@@ -137,7 +135,7 @@ def published_file(name: str) -> Path:
             f'MMVTTT_WEIGHTS is a folder without {row.name}.pth and {row.name}.safetensors: put '
             f'the file of {row.url} there as {os.fspath(path)!r}'
         )
-    download(url, path, row.sha256)
+    download(url, path)
     return path
 
 

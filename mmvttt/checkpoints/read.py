@@ -63,7 +63,19 @@ class Checkpoint(NamedTuple):
     preparation: Preparation | None
 
     def weights(self, ema: bool = False, key: str | None = None) -> dict[str, Tensor]:
-        """The named tensors, see `read_weights`."""
+        """The named tensors.
+
+        Takes raw state dicts and those under `state_dict`, `model`, `state_dict_ema`, `model_ema`
+        or `ema`, and drops what DDP, FSDP and `torch.compile` add to names.
+
+        Args:
+            ema: Take only averaged weights: the last three, or in our checkpoints an EMAHook's
+                average, or MESA's teacher under the student's names.
+            key: Selects one of several entries (`teacher`, `student`, `teacher_ema`).
+
+        Raises:
+            CheckpointError: The file has no weights, or several.
+        """
         return named_tensors(self.content, self.name, ema, key)
 
 
@@ -73,26 +85,6 @@ def open_checkpoint(checkpoint: str | os.PathLike[str], map_location: Any = 'cpu
     config, beside = source.config(), source.preparation
     content = _by_our_names(_content(source, map_location), source.name)
     return Checkpoint(source.name, content, config, beside or saved_preparation(content))
-
-
-def read_weights(
-    checkpoint: str | os.PathLike[str],
-    map_location: Any = 'cpu',
-    ema: bool = False,
-    key: str | None = None,
-) -> dict[str, Tensor]:
-    """The named tensors of a file or URL, as `read_content` reads it.
-
-    Takes raw state dicts and those under `state_dict`, `model`, `state_dict_ema`, `model_ema` or
-    `ema`, and drops what DDP, FSDP and `torch.compile` add to names. With `ema`, takes only
-    averaged weights: the last three, or in our checkpoints an EMAHook's average, or MESA's teacher
-    under the student's names. `key` selects one of several entries (`teacher`, `student`,
-    `teacher_ema`).
-
-    Raises:
-        CheckpointError: See `read_content`; or the file has no weights, or several.
-    """
-    return open_checkpoint(checkpoint, map_location).weights(ema, key)
 
 
 def read_content(

@@ -24,7 +24,6 @@ _TIMM = 'timm://'
 _HUB = ('hf-hub:', 'hf_hub:', 'hf://')
 _LOCAL = 'local-dir:'
 _WEB = ('http://', 'https://')
-_OTHERS = ('ftp://', 'ftps://', 'sftp://')
 # In a folder of transformers or timm, in the order of preference.
 _FILES = (
     'model.safetensors',
@@ -143,11 +142,6 @@ def find_source(checkpoint: str | os.PathLike[str]) -> Source:
         return _in_folder(_from_hub(source.partition(':')[2].lstrip('/')), source)
     if source.startswith(_WEB):
         return Source(shown(source), (_downloaded(source),))
-    if source.startswith(_OTHERS):
-        raise CheckpointError(
-            f'{shown(source)!r} is not read: download the file and give its path, or give an '
-            'http(s) URL'
-        )
     path = Path(os.path.expanduser(source.removeprefix(_LOCAL)))
     if path.is_dir():
         return _in_folder(path, source)
@@ -156,7 +150,7 @@ def find_source(checkpoint: str | os.PathLike[str]) -> Source:
     if re.fullmatch(r'[\w.-]+/[\w.-]+', source) and (cached := _cached(source)):
         return _in_folder(cached, source)
     raise CheckpointMissingError(
-        f'there is no checkpoint {source!r} (looked for {path.absolute()}); '
+        f'there is no checkpoint {shown(source)!r} (from {os.getcwd()}); '
         'give the path of a file or folder, an http(s) URL, or hf-hub:OWNER/NAME'
     )
 

@@ -22,7 +22,7 @@ from mmvttt.errors import OptionError, UsageError, first_line
 from mmvttt.outputs import check_new_file
 from ttt_kernels import decompositions
 
-from .runtime import WEIGHTS, OnnxFile, OpenVINOFile, Runs, digest_of_weights, require_openvino
+from .runtime import OnnxFile, OpenVINOFile, Runs, require_openvino
 
 OPSET = 18
 SUFFIXES = ('.pt2', '.onnx', '.xml')
@@ -210,13 +210,12 @@ def _write_openvino(written: Any, out: Path, notes: dict[str, str]) -> Runs:
         for name, text in notes.items():
             model.set_rt_info(text, ['mmvttt', name])
         openvino.serialize(model, graph)
-        # Again, with what tells whether graph and weights belong together.
-        model.set_rt_info(digest_of_weights(graph), ['mmvttt', WEIGHTS])
-        openvino.serialize(model, graph)
-        # The graph is renamed last: the weights are useless without it.
         with replacing(out) as new, replacing(out.with_suffix('.bin')) as weights:
             os.replace(graph, new)
             os.replace(graph.with_suffix('.bin'), weights)
+            # The graph is renamed last. A kill before that leaves none, not the old one with the
+            # new weights.
+            out.unlink(missing_ok=True)
     return OpenVINOFile(out)
 
 

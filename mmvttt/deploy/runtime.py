@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -18,8 +16,6 @@ from mmvttt.errors import UsageError, first_line
 
 # Runs a file: an image `(B, C, H, W)` → its outputs.
 Runs = Callable[[Tensor], Sequence[Tensor]]
-# Note of an .xml: the digest of its .bin.
-WEIGHTS = 'weights'
 # Names of OpenVINO.
 _PRECISIONS = {'float32': 'f32', 'bfloat16': 'bf16'}
 
@@ -143,11 +139,6 @@ class OpenVINOFile(ExportedFile):
             'PERFORMANCE_HINT': 'LATENCY',
         }
         self.notes = _xml_notes(self.path)
-        if self.notes.get(WEIGHTS, digest := digest_of_weights(self.path)) != digest:
-            raise UsageError(
-                f'{self.path!r} and its .bin are of two exports, the second of which was '
-                'interrupted: export again'
-            )
         core = openvino.Core()
         model = core.read_model(self.path)
         if self.images:
@@ -170,12 +161,6 @@ class OpenVINOFile(ExportedFile):
         with self._lock:
             outputs = self.request.infer({0: image}, share_inputs=True, share_outputs=False)
         return [outputs[output] for output in self.compiled.outputs]
-
-
-def digest_of_weights(path: str | os.PathLike[str]) -> str | None:
-    """SHA-256 of the .bin beside an .xml."""
-    weights = Path(path).with_suffix('.bin')
-    return hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else None
 
 
 def _xml_notes(path: str | os.PathLike[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..arguments import check_choice
 from ..checkpoints.families import add_once, renamed, timm_names
 from ..checkpoints.load import LoadReport, adapted, compare, load_pretrained
-from ..checkpoints.read import read_weights
+from ..checkpoints.read import open_checkpoint
 from ..errors import CheckpointError, CheckpointMismatchError, OptionTypeError
 from .backbones import T5
 
@@ -156,7 +156,7 @@ def load_inherited_head(
     """
     weights = {
         ours.removeprefix('head.'): value
-        for name, value in timm_names(read_weights(checkpoint, ema=ema, key=key)).items()
+        for name, value in timm_names(open_checkpoint(checkpoint).weights(ema, key)).items()
         if (ours := renamed(_HEADS, name))
     }
     report = compare(module, weights)

@@ -17,11 +17,10 @@ from mmvttt.errors import OptionError
 
 from ..arguments import check_int
 from ..checkpoints.authors import by_our_names
-from ..checkpoints.download import shown
 from ..checkpoints.load import require_match
 from ..checkpoints.preparation import IMAGENET
 from ..checkpoints.published import PUBLISHED, SCHEME
-from ..checkpoints.read import read_weights
+from ..checkpoints.read import open_checkpoint
 from ..errors import CheckpointMismatchError
 from .backbones import T5, HViT3, ViT3, Vittt
 from .layers.conv import to_map
@@ -93,10 +92,11 @@ class Classifier(nn.Module):
 
     def load_pretrained(self, checkpoint: str) -> None:
         """Loads what `read_content` takes, with timm's changes of channels and classes."""
-        weights = read_weights(checkpoint)
-        if lost := require_match(self, weights, shown(checkpoint)).missing:
+        opened = open_checkpoint(checkpoint)
+        weights = opened.weights()
+        if lost := require_match(self, weights, opened.name).missing:
             raise CheckpointMismatchError(
-                f'{shown(checkpoint)!r} lacks {len(lost)} tensors of this model, such as '
+                f'{opened.name!r} lacks {len(lost)} tensors of this model, such as '
                 f'{lost[0]}: build the model that the weights are of'
             )
         source: Any = {**self.pretrained_cfg, 'state_dict': weights}

@@ -64,15 +64,16 @@ def test_bf16_is_autocast() -> None:
 
 
 def test_out_of_memory_is_a_row_too(tmp_path: Path) -> None:
-    def network(x: Tensor) -> Tensor:
-        if x.shape[-1] > 32:
-            raise torch.OutOfMemoryError('too much')
-        return x + 1
+    class Network(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[-1] > 32:
+                raise torch.OutOfMemoryError('too much')
+            return x + 1
 
     rows = []
     for side in (16, 32, 64):
         about = dict(line='n', height=side, width=side) | machine('cpu')
-        rows.append(about | measure(network, torch.rand(1, 3, side, side), repeats=1))
+        rows.append(about | measure(Network(), torch.rand(1, 3, side, side), repeats=1))
     assert 'latency_ms' not in rows[-1]
     with write_csv(rows, tmp_path / 'new' / 'rows.csv').open(newline='') as file:
         table = list(csv.DictReader(file))

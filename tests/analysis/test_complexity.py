@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from mmvttt.analysis.complexity import computed_peak
 from mmvttt.analysis.flops import count_cost
+from mmvttt.by_name import find_model
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.analysis.models import DenseForward, find_model
+from mmvttt.openmmlab.analysis.models import DenseForward
 
 
 def attention_macs(tokens: int, dim: int) -> int:

@@ -8,8 +8,9 @@ from mmengine.config import Config
 from torch import nn
 
 from mmvttt.analysis.flops import count_cost
+from mmvttt.by_name import find_model
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.analysis.models import DenseForward, find_model
+from mmvttt.openmmlab.analysis.models import DenseForward
 from mmvttt.openmmlab.config import find_config
 
 from ..configs.reduced import build, reduce_model

@@ -11,14 +11,12 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
+from mmvttt import by_name
 from mmvttt.analysis.inspect import DIAGNOSTICS
 from mmvttt.analysis.look import Look
-from mmvttt.named_model import read_picture
-from mmvttt.openmmlab.analysis.models import (
-    NamedModel,
-    _of_config,
-    find_model,
-)
+from mmvttt.by_name import find_model, load_model
+from mmvttt.named_model import NamedModel, read_picture
+from mmvttt.openmmlab.analysis.models import _of_config
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
 TOOL = 'inspect_model.py'
@@ -119,6 +117,13 @@ def test_a_model_gets_what_its_preprocessor_makes(preprocessor: dict, expected: 
 def test_a_model_of_timm_gets_its_own_statistics() -> None:
     named = find_model('vit_tiny_patch16_224', dict(depth=1))
     assert named.prepare(torch.ones(3, 2, 2)).unique().tolist() == [1.0]
+
+
+def test_weights_of_timm_are_not_initialised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = find_model('vit_tiny_patch16_224', dict(depth=1))
+    torch.nn.init.ones_(named.model.patch_embed.proj.weight)
+    monkeypatch.setattr(by_name, 'find_model', lambda *_: named)
+    assert load_model('vit_tiny_patch16_224').model.patch_embed.proj.weight.eq(1).all()
 
 
 def test_images_of_one_name(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from mmvttt.analysis.receptive_field import (
     last_map,
     receptive_fields,
 )
+from mmvttt.by_name import find_model
 from mmvttt.errors import UsageError
 from mmvttt.models import timm as _registers  # noqa: F401
 from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
 from mmvttt.models.backbones.vittt import DESIGN_ROUTE
-from mmvttt.openmmlab.analysis.models import find_model
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
 STAGES = dict(embed_dims=(8, 16), depths=(1, 1), num_heads=(1, 2))

@@ -10,12 +10,13 @@ import pytest
 import torch
 from mmengine.config import Config
 
+from mmvttt.by_name import find_model, load_model
 from mmvttt.deploy.export import _resized, export_module
 from mmvttt.deploy.model_file import compare
 from mmvttt.errors import CheckpointMismatchError, OptionError, UsageError
 from mmvttt.models.backbones import T5, TimmViT, Vittt
 from mmvttt.models.layers import neighborhood
-from mmvttt.openmmlab.analysis.models import find_model, load_model
+from mmvttt.named_model import NamedModel
 from mmvttt.openmmlab.apis.export import export_model, exportable
 
 from ..configs.reduced import reduce_model
@@ -39,6 +40,10 @@ def small(name: str, tmp_path: Path) -> str:
     return str(path)
 
 
+def small_model(name: str, tmp_path: Path) -> NamedModel:
+    return find_model(small(name, tmp_path))
+
+
 def errors(name: str, tmp_path: Path, suffix: str, **options: Any) -> list[float]:
     if suffix != '.pt2':
         for package in ('onnx', 'onnxscript', 'onnxruntime'):
@@ -48,7 +53,7 @@ def errors(name: str, tmp_path: Path, suffix: str, **options: Any) -> list[float
     torch.manual_seed(0)
     out = tmp_path / f'model{suffix}'
     # export_model itself refuses what differs by 1e-3.
-    found = list(export_model(small(name, tmp_path), None, out, size=(64, 96), **options))
+    found = list(export_model(small_model(name, tmp_path), None, out, size=(64, 96), **options))
     written = {path.suffix for path in tmp_path.iterdir()} - {'.py'}
     assert written == ({'.xml', '.bin'} if suffix == '.xml' else {suffix})
     assert out.stat().st_size > 10_000
@@ -157,9 +162,11 @@ def test_resizing_as_products(size: tuple[int, int]) -> None:
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        next(export_model('vittt_t_in1k', None, 'model.trt'))
+        next(export_model(find_model('vittt_t_in1k'), None, 'model.trt'))
     with pytest.raises(UsageError):
-        next(export_model(small('upernet_vittt_t_camvid', tmp_path), None, tmp_path / 'm.pt2'))
+        next(
+            export_model(small_model('upernet_vittt_t_camvid', tmp_path), None, tmp_path / 'm.pt2')
+        )
 
 
 class Traced(Exception):
@@ -188,25 +195,26 @@ def test_a_checkpoint_fills_the_whole_file(tmp_path: Path, untraced: list) -> No
     # The position embedding of another image size is resized, here and for the analysis tools.
     options = next(sides)
     with pytest.raises(Traced):
-        next(export_model(config, weights, out, cfg_options=options))
+        next(export_model(find_model(config, options), weights, out))
     seen = load_model(config, options, str(weights)).model
     for embedding in (untraced[0][0].model.backbone.pos_embed, seen.backbone.pos_embed):
         torch.testing.assert_close(embedding.detach(), torch.ones(1, 16, 64))
     # A head of other classes, and none at all.
     options = {'model.backbone.img_size': 32, 'model.head.num_classes': 7}
     with pytest.raises(CheckpointMismatchError):
-        next(export_model(config, weights, out, cfg_options=options))
+        next(export_model(find_model(config, options), weights, out))
     torch.save({f'backbone.{n}': w for n, w in trained.backbone.state_dict().items()}, weights)
     with pytest.raises(CheckpointMismatchError):
-        next(export_model(config, weights, out))
+        next(export_model(find_model(config), weights, out))
 
 
 def test_what_is_not_in_the_file_may_be_missing(tmp_path: Path, untraced: list) -> None:
     config, weights = small('maskrcnn_vittt_demo', tmp_path), tmp_path / 'w.pth'
-    model = find_model(config).model
-    torch.save({n: w for n, w in model.state_dict().items() if 'roi_head' not in n}, weights)
+    named = find_model(config)
+    inside = {n: w for n, w in named.model.state_dict().items() if 'roi_head' not in n}
+    torch.save(inside, weights)
     with pytest.raises(Traced):
-        next(export_model(config, weights, tmp_path / 'm.pt2', fixed_size=True))
+        next(export_model(named, weights, tmp_path / 'm.pt2', fixed_size=True))
 
 
 def test_a_head_that_takes_more_than_features_is_refused() -> None:

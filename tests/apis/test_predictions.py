@@ -11,6 +11,7 @@ from mmengine.config import Config
 from mmengine.hub import get_config
 from torch import Tensor, nn
 
+from mmvttt.by_name import find_model
 from mmvttt.deploy.runtime import OnnxFile, open_exported
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.models import samples_of
@@ -105,7 +106,7 @@ def test_what_cannot_be_predicted_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='softmax of its logits'):
         predictor(nn.Linear(1, 1))
     with pytest.raises(UsageError, match=r'ends in \.onnx'):
-        next(export_model('vittt_t_in1k', None, tmp_path / 'm.pt2', predictions=True))
+        next(export_model(find_model('vittt_t_in1k'), None, tmp_path / 'm.pt2', predictions=True))
     (tmp_path / 'm.onnx').write_bytes(b'no graph')
     pytest.importorskip('onnxruntime')
     with pytest.raises(UsageError, match=r'is not a file of tools/export\.py'):
@@ -247,11 +248,11 @@ def test_detections_out_of_a_file(make: Any, suffix: str, tmp_path: Path) -> Non
     )
     out = tmp_path / f'boxes{suffix}'
     (comparison,) = export_model(
-        str(tmp_path / 'config.py'),
+        find_model(str(tmp_path / 'config.py')),
         tmp_path / 'w.pth',
         out,
-        SIZE,
         predictions=True,
+        size=SIZE,
         images=[tmp_path / 'noise.png'],
     )
     assert 'boxes are the same' in comparison.text
@@ -273,7 +274,8 @@ def test_the_label_map_of_a_mask2former_out_of_onnx(tmp_path: Path) -> None:
     cfg = reduce_model(get_config('mmseg::mask2former/mask2former_r50_8xb2-160k_ade20k-512x512.py'))
     cfg.dump(tmp_path / 'config.py')
     out = tmp_path / 'labels.onnx'
-    (comparison,) = export_model(str(tmp_path / 'config.py'), None, out, SIZE, predictions=True)
+    named = find_model(str(tmp_path / 'config.py'))
+    (comparison,) = export_model(named, None, out, predictions=True, size=SIZE)
     assert comparison.error < 1e-2
     labels, scores = OnnxFile(out)(torch.rand(1, 3, *SIZE))
     assert labels.shape == scores.shape == (1, *SIZE)

@@ -10,7 +10,7 @@ from mmengine.runner import load_checkpoint
 
 import mmvttt
 from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.checkpoints.read import read_weights
+from mmvttt.checkpoints.read import open_checkpoint
 from mmvttt.openmmlab.config import load_config
 from mmvttt.openmmlab.registry import MODELS
 
@@ -26,7 +26,7 @@ def scope() -> None:
 def test_mmengine_takes_the_name(name: str) -> None:
     model = MODELS.build(load_config(name).model)
     content = load_checkpoint(model, f'mmvttt://{name}', strict=True)
-    weights = read_weights(f'mmvttt://{name}')
+    weights = open_checkpoint(f'mmvttt://{name}').weights()
     for key, value in model.state_dict().items():
         assert torch.equal(value, weights[key].float()), key
     assert content['meta']['dataset_meta']['classes'][3] == 'cat'
@@ -42,7 +42,7 @@ def test_the_source_of_a_linear_model_comes_with_the_package() -> None:
     source = MODELS.build(load_config('cifar10_vit_distil_nano').model)
     source.init_weights()
     for part in (source.backbone, source.source):
-        weights = read_weights('mmvttt://cifar10_vit_nano')
+        weights = open_checkpoint('mmvttt://cifar10_vit_nano').weights()
         assert torch.equal(
             part.blocks[5].mlp.fc1.weight, weights['backbone.blocks.5.mlp.fc1.weight'].float()
         )

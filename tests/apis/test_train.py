@@ -15,11 +15,11 @@ from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
 
+from mmvttt.by_name import find_model
 from mmvttt.checkpoints.read import read_content
 from mmvttt.cli import plain_errors
 from mmvttt.errors import CheckpointMismatchError, UsageError
 from mmvttt.openmmlab.apis.evaluate import _dump, enable_tta, evaluate, show_predictions
-from mmvttt.openmmlab.apis.export import export_model
 from mmvttt.openmmlab.apis.train import enable_amp
 from mmvttt.openmmlab.config import load_config
 from mmvttt.openmmlab.reliability import AnomalyHook, add_protection
@@ -202,6 +202,11 @@ def test_a_segmentor_with_tta(tmp_path: Path) -> None:
         assert [x['pred_sem_seg']['data'].shape for x in load(out)] == [(1, 56, 80)] * 2
     assert all('mIoU' in measured for measured in metrics)
     assert metrics[0] != metrics[1]
+    # Of another model, which says more than its classes.
+    classes = dict(dataset_meta=dict(classes=('tree', 'wall')))
+    torch.save(dict(state_dict=dict(w=torch.ones(1)), meta=classes), tmp_path / 'b.pth')
+    with pytest.raises(CheckpointMismatchError, match='tensors of EncoderDecoder'):
+        evaluate(tmp_path / 'c.py', tmp_path / 'b.pth', work_dir=str(tmp_path))
 
 
 def test_tta_merges_the_boxes_of_a_detector_of_masks() -> None:
@@ -243,7 +248,7 @@ def test_options_that_do_not_fit_the_config(tmp_path: Path) -> None:
         lambda: evaluate('vittt_digits', 'a.pth', tta=True, show_dir='a'),
         lambda: _dump('mmdet', 'a.json'),
         lambda: _dump('mmdet', f'{file}/a.pkl'),
-        lambda: next(export_model('no_model', None, f'{file}/a.onnx')),
+        lambda: find_model('no_model'),
     ):
         with pytest.raises(UsageError):
             call()

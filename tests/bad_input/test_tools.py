@@ -51,6 +51,7 @@ WORDS = {
     ('benchmark', QUICK[0], '--dtype', 'x'): ("'x'", 'bfloat16'),
     ('train', DEMO, '--launcher', 'x'): ("'x'", 'slurm'),
     ('get_flops', 'no_model'): ("no model 'no_model'", 'vittt_t_in1k'),
+    ('get_flops', 'vitt_s_in1k'): ("did you mean 'vittt_s_in1k'",),
     ('benchmark', *QUICK[1:], 'deit_tiny_patch16_224', '--backbone'): ('deit_tiny', 'no part'),
     ('image_demo', DEMO, 'other.pth', 'no.jpg'): ("no image 'no.jpg'",),
     ('image_demo', DEMO, 'other.pth', 'text.txt'): ("'text.txt'", 'not an image'),

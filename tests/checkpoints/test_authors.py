@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmvttt.checkpoints.authors import by_our_names
 from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.checkpoints.read import read_weights
+from mmvttt.checkpoints.read import open_checkpoint
 from mmvttt.errors import CheckpointError
 from mmvttt.models.backbones import T5, HViT3, ViT3
 
@@ -162,9 +162,9 @@ def test_a_config_of_yacs_or_argparse_is_read_without_running_code(
     path = tmp_path / 'training.pth'
     torch.save({'model': plain(), 'config': node, 'args': argparse.Namespace(lr=1)}, path)
     monkeypatch.delitem(sys.modules, 'yacs.config')
-    assert torch.equal(read_weights(path)['head.fc.bias'], plain()['head.bias'])
+    assert torch.equal(open_checkpoint(path).weights()['head.fc.bias'], plain()['head.bias'])
     with pytest.raises(CheckpointError, match=r'no averaged weights.*state_dict_ema'):
-        read_weights(path, ema=True)
+        open_checkpoint(path).weights(ema=True)
     # The allow-list ends with the call.
     with pytest.raises(pickle.UnpicklingError):
         torch.load(path, weights_only=True)

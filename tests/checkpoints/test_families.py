@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mmvttt.checkpoints import sources
 from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.checkpoints.read import read_weights
+from mmvttt.checkpoints.read import open_checkpoint
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.backbones import T5, TimmViT
 from mmvttt.models.inherit import load_inherited
@@ -208,10 +208,10 @@ def test_a_name_of_the_hub_in_the_local_cache(
     folder.mkdir(parents=True)
     save_file({'weight': torch.ones(2)}, folder / 'model.safetensors')
     for name in ('somebody/vit', 'hf-hub:somebody/vit', f'local-dir:{folder}', str(folder)):
-        assert read_weights(name)['weight'].tolist() == [1, 1]
+        assert open_checkpoint(name).weights()['weight'].tolist() == [1, 1]
     (folder / 'model.safetensors').unlink()
     with pytest.raises(CheckpointError, match='no weights in the folder'):
-        read_weights(folder)
+        open_checkpoint(folder).weights()
 
 
 @pytest.mark.parametrize('file', ['model.safetensors', 'pytorch_model.bin'])
@@ -229,7 +229,7 @@ def test_a_model_of_the_hub_is_downloaded_once(
         return str(tmp_path)
 
     monkeypatch.setattr('huggingface_hub.snapshot_download', download)
-    assert read_weights('hf-hub:somebody/else')['weight'].tolist() == [1, 1]
+    assert open_checkpoint('hf-hub:somebody/else').weights()['weight'].tolist() == [1, 1]
     assert {*loaded} == {file}
 
 
@@ -257,4 +257,4 @@ def test_names_of_hubs_without_a_network(
     for name in ('snapshot_download', 'hf_hub_download'):
         monkeypatch.setattr(f'huggingface_hub.{name}', fails)
     with pytest.raises(CheckpointError, match=words):
-        read_weights(source)
+        open_checkpoint(source).weights()

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from mmvttt.checkpoints.publish import model_card, publish_checkpoint
-from mmvttt.checkpoints.read import read_weights
+from mmvttt.checkpoints.read import open_checkpoint
 from mmvttt.errors import UsageError
 
 
@@ -69,7 +69,7 @@ def test_safetensors_with_a_model_card(trained: Path, tmp_path: Path) -> None:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert path.name == f'my vit-{digest[:8]}.safetensors'
     source = torch.load(trained, weights_only=True)['state_dict']
-    actual = read_weights(path)
+    actual = open_checkpoint(path).weights()
     assert all(torch.equal(v, source[f'backbone.{k}']) for k, v in actual.items())
     assert len(actual) == 4
     card = path.with_suffix('.md').read_text()
@@ -96,7 +96,8 @@ def test_bare_state_dicts_and_odd_metadata(tmp_path: Path) -> None:
     path, weights = tmp_path / 'odd.pth', {'conv.weight': torch.ones(2)}
     for content in (weights, *({'state_dict': weights, 'meta': meta} for meta in ODD_META)):
         torch.save(content, path)
-        assert read_weights(publish_checkpoint(path, tmp_path / 'out.pth'))['conv.weight'].all()
+        published = open_checkpoint(publish_checkpoint(path, tmp_path / 'out.pth'))
+        assert published.weights()['conv.weight'].all()
 
 
 def test_no_file_is_written_over(trained: Path) -> None:

@@ -27,7 +27,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 
 from mmvttt.checkpoints.publish import publish_checkpoint
-from mmvttt.checkpoints.read import read_weights
+from mmvttt.checkpoints.read import open_checkpoint
 from mmvttt.errors import CheckpointError
 from mmvttt.openmmlab.apis.evaluate import evaluate
 from mmvttt.openmmlab.apis.train import train
@@ -95,7 +95,7 @@ def test_read_weights_runs_nothing(attack: str, form: str, canary: Path, tmp_pat
     evil = ATTACKS[attack](str(canary))
     FORMATS[form]({'state_dict': {'weight': torch.ones(2, 2)}, 'meta': evil}, tmp_path / 'a.pth')
     with pytest.raises(CheckpointError):
-        read_weights(tmp_path / 'a.pth')
+        open_checkpoint(tmp_path / 'a.pth').weights()
 
 
 def test_an_own_pickle_becomes_a_plain_one_as_the_document_says(
@@ -104,11 +104,11 @@ def test_an_own_pickle_becomes_a_plain_one_as_the_document_says(
     monkeypatch.chdir(tmp_path)
     torch.save({'state_dict': {'weight': torch.ones(2)}, 'args': Path('runs')}, 'old.pth')
     with pytest.raises(CheckpointError):
-        read_weights('old.pth')
+        open_checkpoint('old.pth').weights()
     document = (ROOT / 'docs' / 'safety.md').read_text(encoding='utf-8')
     code = document.partition('```python\n')[2].partition('```')[0]
     exec(code, {})
-    assert read_weights('plain.pth')['weight'].tolist() == [1, 1]
+    assert open_checkpoint('plain.pth').weights()['weight'].tolist() == [1, 1]
 
 
 @pytest.fixture(scope='module')

@@ -14,7 +14,7 @@ from mmvttt.checkpoints.authors import by_our_names
 from mmvttt.checkpoints.download import _request, named_digest, shown
 from mmvttt.checkpoints.families import timm_names
 from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.checkpoints.read import named_tensors, read_weights
+from mmvttt.checkpoints.read import named_tensors, open_checkpoint
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.models.backbones import TimmViT
 
@@ -94,27 +94,27 @@ def test_the_index_decides_on_shards(tmp_path: Path) -> None:
     one, two = torch.ones(1), torch.zeros(1)
     index = dict(a='x', b='y')
     whole = _shards(tmp_path / 'good', index, x=dict(a=one), y=dict(b=two))
-    assert read_weights(whole) == dict(a=one, b=two)
+    assert open_checkpoint(whole).weights() == dict(a=one, b=two)
     for name, shards in dict(
         twice=dict(x=dict(a=one), y=dict(a=two, b=two)),
         none=dict(x=dict(a=one), y=dict(c=two)),
         other=dict(x=dict(b=one), y=dict(a=two)),
     ).items():
         with pytest.raises(CheckpointError, match='and the index has'):
-            read_weights(_shards(tmp_path / name, index, **shards))
+            open_checkpoint(_shards(tmp_path / name, index, **shards)).weights()
     # One shard has an index, too.
     with pytest.raises(CheckpointError, match='b is in no shard'):
-        read_weights(_shards(tmp_path / 'single', dict(a='x', b='x'), x=dict(a=one)))
+        open_checkpoint(_shards(tmp_path / 'single', dict(a='x', b='x'), x=dict(a=one))).weights()
     # A file that is there, but not in the folder of the index.
     outside = _shards(tmp_path / 'outside', dict(a='x', b='../good/y'), x=dict(a=one))
     with pytest.raises(CheckpointError, match=r'not in its folder: \.\./good/y'):
-        read_weights(outside)
+        open_checkpoint(outside).weights()
     torch.save([1], tmp_path / 'single' / 'list.bin')
     (tmp_path / 'single/model.safetensors.index.json').write_text(
         '{"weight_map": {"a": "list.bin"}}'
     )
     with pytest.raises(CheckpointError, match=r'a is in no shard, .* has list\.bin'):
-        read_weights(tmp_path / 'single')
+        open_checkpoint(tmp_path / 'single').weights()
 
 
 def test_a_pipe_beside_the_weights_is_no_config(tmp_path: Path) -> None:
@@ -153,5 +153,5 @@ def test_what_a_log_shows_of_a_url() -> None:
     assert _request(url).unredirected_hdrs['Authorization'].startswith('Basic ')
     assert shown('a?b.pth') == 'a?b.pth'
     with pytest.raises(CheckpointError, match='ftp://host/a') as error:
-        read_weights(f'ftp{url[5:]}')
+        open_checkpoint(f'ftp{url[5:]}').weights()
     assert 'secret' not in str(error.value)

@@ -10,8 +10,9 @@ from mmengine.infer import BaseInferencer
 from torch import nn
 
 from mmvttt.analysis.flops import count_cost
+from mmvttt.by_name import find_model
 from mmvttt.checkpoints.published import PUBLISHED
-from mmvttt.openmmlab.analysis.models import DenseForward, find_model
+from mmvttt.openmmlab.analysis.models import DenseForward
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / 'tools' / 'dev'))

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mmvttt.by_name import find_model
 from mmvttt.checkpoints import read
 from mmvttt.checkpoints.load import adapted, compare
 from mmvttt.checkpoints.published import PUBLISHED, Published
 from mmvttt.models.backbones import HViT3, ViT3
 from mmvttt.models.generation.dit3 import DIT, DiT3, position_table
-from mmvttt.openmmlab.analysis.models import find_model
 
 from ..models import published
 

@@ -1,5 +1,6 @@
 """T⁵: a worked example of its step, its key norms and neighborhoods, and what is new in it."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -123,6 +124,10 @@ def test_new_parameters_are_named_and_alone_trained() -> None:
     assert {n for n in new if '.mixer.' not in n} == {
         f'blocks.{i}.cpe.{name}' for i in range(2) for name in ('weight', 'bias')
     }
+    # Loaded, for another size of images, and copied.
+    model.load_state_dict(T5(arch, img_size=64, cpe=True).state_dict(), assign=True)
+    model.set_image_size(96)
+    model = copy.deepcopy(model)
     assert {n for n, p in model.train().named_parameters() if p.requires_grad} == new
     model(torch.randn(1, 3, 64, 64))[0].square().mean().backward()
     assert {n for n, p in model.named_parameters() if p.grad is not None} == new

@@ -161,7 +161,6 @@ ENTRIES = {
     'rope_theta': (100.0, 1000.0),
     'key_bias': (False, True),
     'patch_size': (16, 14),
-    'use_mean_pooling': (False, True),
 }
 
 

@@ -27,8 +27,6 @@ from .base import OUT_TYPES, PlainBackbone, check_image, run
 _log = logging.getLogger(__name__)
 
 CLASS_TOKEN = 'cls_token'
-# By out_type, without maps, which are not pooled.
-_POOLS_MEANS = {'avg_featmap': True, CLASS_TOKEN: False}
 # transformers' activations → names of timm's classes, where they differ.
 _ACTIVATIONS = {
     **dict.fromkeys(('gelu_pytorch_tanh', 'gelu_new', 'gelu_fast', 'gelu_accurate'), 'gelutanh'),
@@ -249,8 +247,8 @@ class TimmViT(PlainBackbone):
         if wrong:
             raise CheckpointMismatchError(
                 f'{source!r} is of a model with {"; ".join(wrong)}, which its tensors do not show: '
-                'set model_options (num_heads, norm_layer, act_layer, …), out_type '
-                f'or patch_size of TimmViT({self._source[0]!r}, …), or take another timm model'
+                'set model_options (num_heads, norm_layer, act_layer, …) or patch_size of '
+                f'TimmViT({self._source[0]!r}, …), or take another timm model'
             )
 
     def _facts(self) -> dict[str, Any]:
@@ -262,7 +260,6 @@ class TimmViT(PlainBackbone):
             'layer_norm_eps': block.norm1.eps,
             'hidden_act': None if act is None else _activation(act),
             'rope_theta': getattr(self.rope, 'temperature', None),
-            'use_mean_pooling': _POOLS_MEANS.get(self.out_type),
         }
         if self._eva:
             # With rotary positions, softmax sees the biases of the keys.

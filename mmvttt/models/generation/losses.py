@@ -27,12 +27,10 @@ class DDPMLoss:
     noise is trained only by the squared error.
 
     Args:
-        scheduler: A diffusers scheduler with `alphas_cumprod`, such as `DDPMScheduler`; its
-            `prediction_type` is what the model predicts.
+        scheduler: A diffusers scheduler with `alphas_cumprod`, such as `DDPMScheduler`.
 
     Raises:
-        UsageError: The scheduler is of another kind; or the variance is learned and the prediction
-            is not the noise.
+        UsageError: The scheduler is of another kind, or its model predicts something else.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -42,14 +40,9 @@ class DDPMLoss:
                 f'{type(scheduler).__name__}; for rectified flow choose loss mmvttt.FlowLoss'
             )
         self.scheduler = scheduler
-        self.prediction = scheduler.config.prediction_type
         self.learns_variance = scheduler.config.get('variance_type') == 'learned_range'
-        if self.learns_variance and self.prediction != 'epsilon':
-            raise UsageError(
-                f"variance_type='learned_range' goes with prediction_type='epsilon', got "
-                f'{self.prediction!r}; set one of the two in the scheduler'
-            )
-        check_choice('prediction_type', self.prediction, ('epsilon', 'sample', 'v_prediction'))
+        # DiT's, the noise.
+        check_choice('prediction_type', scheduler.config.prediction_type, ('epsilon',))
         # Not the scheduler's `alphas_cumprod`: 1 − ᾱ has four digits in fp32 near t = 0.
         beta = scheduler.betas.double()
         signal = (1 - beta).cumprod(0)
@@ -76,7 +69,7 @@ class DDPMLoss:
         """The losses of an output `(B, C or 2C, h, w)`, in fp32."""
         output = output.float()
         if not self.learns_variance:
-            return dict(loss_mse=F.mse_loss(output, self.target(latents, noise, times)))
+            return dict(loss_mse=F.mse_loss(output, noise))
         predicted, logit = output.chunk(2, dim=1)
         bound = self.variational_bound(predicted.detach(), logit, latents, noisy, times)
         return dict(loss_mse=F.mse_loss(predicted, noise), loss_bound=bound.mean())
@@ -84,12 +77,6 @@ class DDPMLoss:
     def for_scheduler(self, output: Tensor, noisy: Tensor, time: Tensor) -> Tensor:
         """The output for the scheduler, unchanged."""
         return output
-
-    def target(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-        """The target `(B, C, h, w)`."""
-        if self.prediction == 'v_prediction':
-            return self.scheduler.get_velocity(latents, noise, times)
-        return noise if self.prediction == 'epsilon' else latents
 
     def variational_bound(
         self, predicted: Tensor, logit: Tensor, latents: Tensor, noisy: Tensor, times: Tensor

@@ -1,60 +1,38 @@
-"""Finds a model by a config file, a config's name, or a name in timm."""
+"""Builds the model of a config, and follows the part of it that images do not change."""
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.logging import MMLogger, print_log
+from mmengine.logging import MMLogger
 from mmengine.registry import MODELS as ROOT
 from mmengine.registry import init_default_scope
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
-from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import UsageError
-from mmvttt.named_model import NamedModel, built, find_timm, is_timm
+from mmvttt.named_model import NamedModel, built
 
-from ..config import config_names, find_config, load_config
+from ..config import load_config
 from ..reliability.weights import checkpoints_of
 
 # (height, width) at which the papers measure; 1333×800 is what detectors see.
 _SIZES = {'mmdet': (800, 1333), 'mmseg': (512, 512), 'mmpretrain': (224, 224)}
 
 
-def find_model(
-    name: str, cfg_options: dict[str, Any] | None = None, weightless: bool = False
+def of_config(
+    config: str, cfg_options: dict[str, Any] | None = None, weightless: bool = False
 ) -> NamedModel:
-    """Builds a model without data set or checkpoint.
-
-    Args:
-        name: A config file, the name of one of mmvttt's configs (`vittt_t_in1k`), or a model of
-            timm's registry, in which mmvttt's are.
-        cfg_options: Dotted keys of the config and their values; arguments of timm's model.
-        weightless: Build it on the meta device if its code allows that.
-
-    Raises:
-        UsageError: There is no such model, or the config has none.
-    """
-    config = find_config(name)
-    if config is None:
-        if not is_timm(name):
-            raise UsageError(
-                f'there is no model {name!r}; give the path of a config (….py), the name of one of '
-                f"{', '.join(config_names())}, or of timm's models such as vittt_tiny_patch16_224"
-            )
-        return replace(find_timm(name, cfg_options, weightless), dense=DenseForward)
-    cfg = load_config(config, cfg_options=cfg_options)
+    """Builds the model of a config without data set or checkpoint; see `mmvttt.by_name`."""
+    cfg = load_config(config, cfg_options=cfg_options, needed=('model',))
     model = built(_of_config(cfg), weightless)
     size = _SIZES.get(toolbox_of(model) or '', (224, 224))
-    return NamedModel(Path(config).stem, model, size, cfg, DenseForward)
+    return NamedModel(Path(cfg.filename).stem, model, size, cfg, DenseForward)
 
 
 def _of_config(cfg: Config) -> Callable[[], nn.Module]:
-    if 'model' not in cfg:
-        raise UsageError(f'the config {cfg.filename} has no model')
     init_default_scope(cfg.get('default_scope') or 'mmengine')
     model = cfg.model.copy()
     if 'data_preprocessor' in cfg:
@@ -71,28 +49,18 @@ def toolbox_of(model: nn.Module) -> str | None:
     return next((package for package in packages if package in _SIZES), None)
 
 
-def load_model(
-    name: str,
-    cfg_options: dict[str, Any] | None = None,
-    checkpoint: str | None = None,
-    key: str | None = None,
-) -> NamedModel:
-    """A model with weights from a checkpoint, see `load_pretrained`, or from its `init_cfg`."""
-    named = find_model(name, cfg_options)
+def initialize(named: NamedModel) -> str:
+    """Initialises a config's model by its `init_cfg`, and returns the checkpoints that it names."""
     model: Any = named.model
-    if checkpoint:
-        load_pretrained(model, checkpoint, key=key)
-    elif hasattr(model, 'init_weights'):
-        logger = MMLogger.get_current_instance()
-        logger.addFilter(_is_no_parameter)
-        try:
-            model.init_weights()
-        finally:
-            logger.removeFilter(_is_no_parameter)
-    config = named.config.model if named.config else {}
-    start = checkpoint or named.weights or ', '.join(dict.fromkeys(checkpoints_of(config)))
-    print_log(f'weights   {start or "random"}', 'current')
-    return named
+    if not hasattr(model, 'init_weights'):
+        return ''
+    logger = MMLogger.get_current_instance()
+    logger.addFilter(_is_no_parameter)
+    try:
+        model.init_weights()
+    finally:
+        logger.removeFilter(_is_no_parameter)
+    return ', '.join(dict.fromkeys(checkpoints_of(named.config.model)))
 
 
 def _is_no_parameter(record: logging.LogRecord) -> bool:

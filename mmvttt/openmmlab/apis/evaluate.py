@@ -92,8 +92,9 @@ def evaluate(
     check_data(cfg, ('test',))
     runner, content = build_runner(cfg), read_content(source)
     dataset = runner.test_dataloader.dataset
-    require_same_classes(content, source, getattr(dataset, 'metainfo', {}).get('classes'))
+    # First: another model says more than other classes.
     require_weights(runner, content, source, whole=True)
+    require_same_classes(content, source, getattr(dataset, 'metainfo', {}).get('classes'))
     runner.register_hook(_TestOther(make))
     runner.test_evaluator.metrics += metrics
     return runner.test()

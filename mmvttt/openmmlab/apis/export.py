@@ -15,8 +15,9 @@ from mmvttt.deploy.export import require_format
 from mmvttt.deploy.model_file import Comparison, write_model
 from mmvttt.deploy.runtime import Runs
 from mmvttt.errors import UsageError
+from mmvttt.named_model import NamedModel
 
-from ..analysis.models import find_model, samples_of, toolbox_of
+from ..analysis.models import samples_of, toolbox_of
 from ..models.diffusion_model import refuse_diffusion
 from .predictions import Detections, LabelMap, as_outputs
 
@@ -87,21 +88,17 @@ def exportable(model: Any) -> nn.Module:
 
 
 def export_model(
-    model: str,
+    model: NamedModel,
     checkpoint: str | os.PathLike[str] | None,
     out: str | os.PathLike[str],
-    size: tuple[int, int] | None = None,
-    fixed_size: bool = False,
-    decompose: bool = False,
-    cfg_options: dict[str, Any] | None = None,
     predictions: bool = False,
-    images: Sequence[str | os.PathLike[str]] = (),
+    **options: Any,
 ) -> Iterator[Comparison]:
     """Writes a config's model; see `mmvttt.deploy.model_file.write_model`.
 
     Args:
-        model, cfg_options: See `mmvttt.openmmlab.analysis.models.find_model`.
-        checkpoint, out, size, fixed_size, decompose, images: See `write_model`.
+        model: See `mmvttt.by_name.find_model`.
+        checkpoint, out, options: See `write_model`.
         predictions: Write boxes, labels and masks of a detector, or labels of a segmentor, for one
             image of this size; see `mmvttt.openmmlab.apis.predictions`. Not for a `.pt2`.
 
@@ -115,12 +112,10 @@ def export_model(
             '--predictions are written as ONNX or for OpenVINO: give an --out that ends in .onnx '
             'or .xml'
         )
-    named = find_model(model, cfg_options)
-    refuse_diffusion(named.config)
-    network = predictor(named.model) if predictions else exportable(named.model)
+    refuse_diffusion(model.config)
+    network = predictor(model.model) if predictions else exportable(model.model)
     comparison = _compare_predictions if predictions else None
-    options = size, fixed_size, decompose, images, comparison
-    yield from write_model(named, network, checkpoint, out, *options)
+    yield from write_model(model, network, checkpoint, out, predictions=comparison, **options)
 
 
 @torch.no_grad()
