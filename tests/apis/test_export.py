@@ -162,7 +162,7 @@ def test_resizing_as_products(size: tuple[int, int]) -> None:
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        next(export_model(find_model('vittt_t_in1k'), None, 'model.trt'))
+        next(export_model(find_model('cifar10_vittt_nano'), None, 'model.trt'))
     with pytest.raises(UsageError):
         next(
             export_model(small_model('upernet_vittt_t_camvid', tmp_path), None, tmp_path / 'm.pt2')

@@ -106,7 +106,11 @@ def test_what_cannot_be_predicted_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='softmax of its logits'):
         predictor(nn.Linear(1, 1))
     with pytest.raises(UsageError, match=r'ends in \.onnx'):
-        next(export_model(find_model('vittt_t_in1k'), None, tmp_path / 'm.pt2', predictions=True))
+        next(
+            export_model(
+                find_model('cifar10_vittt_nano'), None, tmp_path / 'm.pt2', predictions=True
+            )
+        )
     (tmp_path / 'm.onnx').write_bytes(b'no graph')
     pytest.importorskip('onnxruntime')
     with pytest.raises(UsageError, match=r'is not a file of tools/export\.py'):
