@@ -11,8 +11,12 @@ from mmvttt.errors import OptionError
 from mmvttt.openmmlab.engine import MESAHook
 from mmvttt.openmmlab.registry import HOOKS, MODELS
 
+from ..models.test_contract import CASES
 from .cases import refused
-from .models import BASES
+
+BASES = {name: config for name, (config, _) in CASES.items()}
+DESIGN_SPACE = dict(type='mmvttt.TTTMixer', inner=dict(type='MLP'))
+BASES['ViT3 of the design space'] = dict(BASES['ViT3'], mixer=DESIGN_SPACE)
 
 NAN = float('nan')
 # Wrong values of arguments of one kind.
@@ -81,7 +85,7 @@ def changed(base: dict, path: str, value: object) -> dict:
     *parents, last = path.split('.')
     inner = config
     for key in parents:
-        inner = inner[key]
+        inner = inner.setdefault(key, {})
     inner[last] = copy.deepcopy(value)
     return config
 

@@ -1,4 +1,4 @@
-"""A model without batch statistics, its data, and a hook that keeps what every rank has seen."""
+"""Hooks of trainings on several ranks: what every rank has seen is kept, and a step made slow."""
 
 import time
 from collections import deque
@@ -6,36 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.dataset import BaseDataset
 from mmengine.hooks import Hook
-from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, HOOKS, MODELS
+from mmengine.registry import HOOKS
 from mmengine.runner import Runner
-from torch import Tensor, nn
-
-
-@DATASETS.register_module(force=True)
-class SmallData(BaseDataset):
-    """64 points of the plane and a smooth function of them."""
-
-    def load_data_list(self) -> list[dict]:
-        points = torch.rand(64, 5, generator=torch.Generator().manual_seed(0))
-        return [{'x': x, 'y': (3 * x).sin().sum(), 'index': i} for i, x in enumerate(points)]
-
-
-@MODELS.register_module(force=True)
-class SmallModel(BaseModel):
-    """Two hidden layers: its loss for a batch is the mean of those for the batch's parts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(5, 33), nn.GELU(), nn.LayerNorm(33), nn.Linear(33, 17), nn.GELU()
-        )
-        self.head = nn.Linear(17, 1)
-
-    def forward(self, x: Tensor, y: Tensor, mode: str, **_: Any) -> dict[str, Tensor]:
-        return {'loss': ((self.head(self.layers(x))[:, 0] - y) ** 2).mean()}
 
 
 @HOOKS.register_module(force=True)

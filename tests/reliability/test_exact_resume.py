@@ -8,6 +8,7 @@ import pickle
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,12 @@ def assert_same_end(folder: str, expected: str, steps: int = 18) -> None:
     assert ends[0]['meta']['iter'] == ends[1]['meta']['iter'] == steps
 
 
+@pytest.fixture
+def train(run: Callable) -> Callable:
+    """Trains the noisy model."""
+    return partial(run, 'train', config='noisy')
+
+
 @pytest.mark.parametrize(
     'options',
     [
@@ -69,11 +76,11 @@ def assert_same_end(folder: str, expected: str, steps: int = 18) -> None:
     ],
     ids=['epochs-workers', 'epochs-grouped', 'steps', 'infinite-workers'],
 )
-def test_a_stopped_run_ends_as_an_undisturbed_one(run: Callable, options: dict) -> None:
+def test_a_stopped_run_ends_as_an_undisturbed_one(train: Callable, options: dict) -> None:
     if 'train_dataloader.batch_sampler' in options:
         pytest.importorskip('mmdet')
         import mmdet.datasets  # noqa: F401
-    whole = run('train', config='noisy', work_dir='whole', cfg_options=options)
+    whole = train(work_dir='whole', cfg_options=options)
     first = 'epoch_1.pth' if options.get('train_cfg.max_epochs') else 'iter_6.pth'
     # The seed was drawn; a resume from the first checkpoint has to find it there.
     Path('parts').mkdir()
@@ -82,24 +89,18 @@ def test_a_stopped_run_ends_as_an_undisturbed_one(run: Callable, options: dict) 
     for step in (9, 12):
         stop = {'custom_hooks': [EMA, dict(type='Terminate', step=step)]}
         with pytest.raises(Preempted):
-            run(
-                'train',
-                config='noisy',
-                work_dir='parts',
-                resume='auto',
-                cfg_options={**options, **stop},
-            )
+            train(work_dir='parts', resume='auto', cfg_options={**options, **stop})
         assert last('parts')['meta']['iter'] == step
-    rest = run('train', config='noisy', work_dir='parts', resume='auto', cfg_options=options)
+    rest = train(work_dir='parts', resume='auto', cfg_options=options)
     assert rest.model.seen == whole.model.seen[-len(rest.model.seen) :]
     assert len(rest.model.seen) in (22, 24)
     assert_same_end('parts', 'whole')
 
 
 def test_a_data_error_keeps_the_steps_before_it(
-    run: Callable, monkeypatch: pytest.MonkeyPatch
+    train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run('train', config='noisy', work_dir='whole', seed=1, cfg_options=EPOCHS)
+    train(work_dir='whole', seed=1, cfg_options=EPOCHS)
     import noisy
 
     load, items = noisy.NoisyData.__getitem__, []
@@ -114,22 +115,22 @@ def test_a_data_error_keeps_the_steps_before_it(
     with monkeypatch.context() as patch:
         patch.setattr(noisy.NoisyData, '__getitem__', fail_late)
         with pytest.raises(DataError):
-            run('train', config='noisy', work_dir='parts', seed=1, cfg_options=EPOCHS)
+            train(work_dir='parts', seed=1, cfg_options=EPOCHS)
     path, _ = latest_checkpoint('parts')
     assert Path(path).name.startswith('iter_')
-    run('train', config='noisy', work_dir='parts', resume='auto', seed=1, cfg_options=EPOCHS)
+    train(work_dir='parts', resume='auto', seed=1, cfg_options=EPOCHS)
     assert_same_end('parts', 'whole')
 
 
 def test_a_validation_that_a_kill_has_swallowed_is_made_up_for(
-    run: Callable, monkeypatch: pytest.MonkeyPatch
+    train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     best = {
         **EPOCHS,
         'default_hooks.checkpoint.save_best': 'mse',
         'default_hooks.checkpoint.rule': 'less',
     }
-    run('train', config='noisy', work_dir='whole', seed=1, cfg_options=best)
+    train(work_dir='whole', seed=1, cfg_options=best)
     import tiny
 
     compute = tiny.TinyError.compute_metrics
@@ -142,8 +143,8 @@ def test_a_validation_that_a_kill_has_swallowed_is_made_up_for(
     with monkeypatch.context() as patch:
         patch.setattr(tiny.TinyError, 'compute_metrics', die_in_the_second_epoch)
         with pytest.raises(KeyboardInterrupt):
-            run('train', config='noisy', work_dir='parts', seed=1, cfg_options=best)
-    rest = run('train', config='noisy', work_dir='parts', resume='auto', cfg_options=best)
+            train(work_dir='parts', seed=1, cfg_options=best)
+    rest = train(work_dir='parts', resume='auto', cfg_options=best)
     assert_same_end('parts', 'whole')
     curves = [last(d)['message_hub']['log_scalars']['val/mse'].data[0] for d in ('whole', 'parts')]
     assert len(curves[0]) == 2
@@ -153,7 +154,7 @@ def test_a_validation_that_a_kill_has_swallowed_is_made_up_for(
     assert one.name == other.name
 
 
-def test_a_training_with_a_best_score(run: Callable) -> None:
+def test_a_training_with_a_best_score(train: Callable) -> None:
     """Killed twice: best checkpoint, early stopping and averages go on."""
     # With a prefix, as scores of the toolboxes have.
     score = dict(save_best='own/mse', rule='less')
@@ -165,17 +166,15 @@ def test_a_training_with_a_best_score(run: Callable) -> None:
         'randomness.seed': 2,
     }
 
-    def train(folder: str, *hooks: dict, **kwargs: object) -> object:
+    def run(folder: str, *hooks: dict) -> object:
         custom = {'custom_hooks': [EMA, early, dict(type='Remember'), *hooks]}
-        return run(
-            'train', config='noisy', work_dir=folder, cfg_options={**options, **custom}, **kwargs
-        )
+        return train(work_dir=folder, resume='auto', cfg_options={**options, **custom})
 
-    whole = train('whole')
+    whole = run('whole')
     for epoch in (3, 4):
         with pytest.raises(KeyboardInterrupt):
-            train('parts', dict(type='Interrupt', epoch=epoch), resume='auto')
-    rest = train('parts', resume='auto')
+            run('parts', dict(type='Interrupt', epoch=epoch))
+    rest = run('parts')
     assert rest.epoch == whole.epoch
     assert_same_end('parts', 'whole', whole.iter)
     bests = [sorted(p.name for p in Path(d).glob('*.pth')) for d in ('whole', 'parts')]
@@ -315,7 +314,7 @@ def test_batches_from_any_step(drop_last: bool) -> None:
 PICTURES = {'train_dataloader.dataset.type': 'NoisyPictures', 'train_dataloader.num_workers': 2}
 
 
-def test_an_image_that_cannot_be_read_is_named(run: Callable) -> None:
+def test_an_image_that_cannot_be_read_is_named(train: Callable) -> None:
     from PIL import Image
 
     Path('set').mkdir()
@@ -327,14 +326,14 @@ def test_an_image_that_cannot_be_read_is_named(run: Callable) -> None:
     message = r"'set/3\.png' is among the empty images; tools/check_data\.py names all"
     held_out = {'val_dataloader.dataset.type': 'NoisyPictures', 'train_cfg.max_epochs': 1}
     with pytest.raises(DataError, match=message):
-        run('train', config='noisy', work_dir='v', cfg_options=held_out)
+        train(work_dir='v', cfg_options=held_out)
     with pytest.raises(DataError, match=message):
-        run('train', config='noisy', work_dir='a', cfg_options=options)
+        train(work_dir='a', cfg_options=options)
     # Though the error still holds what they were reading for.
     assert not set(multiprocessing.active_children()) - before
 
 
-def test_other_pictures_of_the_same_names_are_refused(run: Callable) -> None:
+def test_other_pictures_of_the_same_names_are_refused(train: Callable) -> None:
     from PIL import Image
 
     def draw(red: int) -> None:
@@ -346,23 +345,25 @@ def test_other_pictures_of_the_same_names_are_refused(run: Callable) -> None:
     draw(0)
     held_out = {'val_dataloader.dataset.type': 'NoisyPictures'}
     options = {**PICTURES, **held_out, **EPOCHS, 'default_hooks.checkpoint.max_keep_ckpts': 1}
-    run('train', config='noisy', work_dir='a', cfg_options={**options, 'train_cfg.max_epochs': 1})
+    train(work_dir='a', cfg_options={**options, 'train_cfg.max_epochs': 1})
     shutil.copytree('a', 'b')
     draw(1)
     message = 'other contents than at step 6 .*train_cfg.other_data=True'
     with pytest.raises(ResumeError, match=message):
-        run('train', config='noisy', work_dir='a', resume='auto', cfg_options=options)
+        train(work_dir='a', resume='auto', cfg_options=options)
     options['train_cfg.other_data'] = True
-    resumed = run('train', config='noisy', work_dir='a', resume='auto', cfg_options=options)
+    resumed = train(work_dir='a', resume='auto', cfg_options=options)
     assert len(resumed.model.seen) == 44
     logs = ''.join(path.read_text() for path in Path('a').glob('*/*.log'))
     assert logs.count('the validation data has other contents') == 1
     draw(0)
     del options['train_cfg.other_data']
-    run('train', config='noisy', work_dir='b', resume='auto', cfg_options=options)
+    train(work_dir='b', resume='auto', cfg_options=options)
 
 
-def test_ranks_with_other_lengths_are_named(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_with_other_lengths_are_named(
+    train: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def other(own: tuple[str, dict]) -> list:
         facts = {name: '21' if name == 'the number of images' else n for name, n in own[1].items()}
         return [own, ("node 'beta' (rank 1)", facts)]
@@ -370,4 +371,4 @@ def test_ranks_with_other_lengths_are_named(run: Callable, monkeypatch: pytest.M
     monkeypatch.setattr(settings, 'get_world_size', lambda: 2)
     monkeypatch.setattr(settings, 'all_gather_object', other)
     with pytest.raises(UsageError):
-        run('train', config='noisy', work_dir='a')
+        train(work_dir='a')
