@@ -155,8 +155,3 @@ def read_picture(path: Path, size: tuple[int, int], keep_ratio: bool = False) ->
         size = max(1, round(factor * image.height)), max(1, round(factor * image.width))
     image = image.resize(size[::-1], Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
-
-
-def as_in_imagenet(picture: Tensor) -> Tensor:
-    """A picture `(3, H, W)` normalised as the recipes do."""
-    return normalize(picture, IMAGENET.mean, IMAGENET.std)

@@ -49,8 +49,8 @@ def main() -> None:
             args.images,
             tuple(args.shape or found.size),
             Path(args.out),
-            tuple(args.query or [(0.5, 0.5)]),
             found.prepare,
+            tuple(args.query or [(0.5, 0.5)]),
         )
         for path in inspect_model(look, args.what):
             print(f'wrote {path}')

@@ -27,7 +27,6 @@ from .pictures import (
     show_image,
     show_map,
     styled,
-    two_digits,
 )
 from .receptive_field import SHARES, receptive_fields
 
@@ -93,14 +92,14 @@ def draw_gradients(look: Look) -> list[Path]:
         figure, axes = image_panels(
             2 * len(chosen) + 2, len(chosen) + 1, look.size, 'Inner gradient of each patch'
         )
-        show_image(axes[0], picture, cut_middle(path.name, 28))
+        show_image(axes[0], picture, cut_middle(path.name))
         blank = axes[len(chosen) + 1]
         text = 'the 30 % of the patches\nwith the largest gradient'
         blank.text(0.5, 0.5, text, ha='center', va='center', transform=blank.transAxes)
         for panel, masked, layer in zip(axes[1:], axes[len(chosen) + 2 :], chosen, strict=False):
             magnitude = layer.magnitude[0].float()
             values = (magnitude / magnitude.max()).unflatten(0, layer.hw)
-            title = f'{block_title(layer.name)}\nmax {two_digits(magnitude.max())}'
+            title = f'{block_title(layer.name)}\nmax {magnitude.max():.3g}'
             drawn = show_map(panel, values, look.size, title)
             mask = largest_tokens(magnitude).unflatten(0, layer.hw)[None, None].float()
             show_image(masked, picture * F.interpolate(mask, look.size)[0].clamp(min=_DIMMED))
@@ -198,7 +197,7 @@ def draw_attention(look: Look) -> list[Path]:
         )
         for i, query in enumerate(look.queries):
             panels_ = axes[i * columns : (i + 1) * columns]
-            show_image(panels_[0], picture, cut_middle(path.name, 28) if i == 0 else None)
+            show_image(panels_[0], picture, cut_middle(path.name) if i == 0 else None)
             for panel, mixing in zip(panels_[1:], chosen, strict=True):
                 (row,) = implicit_attention(mixing, [_place(query, mixing.hw)]).mean(0)
                 values = root_scale(row.float()).unflatten(0, mixing.hw)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..named_model import as_in_imagenet, read_picture
+from ..named_model import read_picture
 from .inner_training import LayerTraining, training_of
 from .mixers import Mixing, backbone_of, record_mixers
 from .pictures import save
@@ -35,16 +35,16 @@ class Look:
         files: The images.
         size: (height, width) to which they are resized.
         out: Folder of the pictures and tables.
-        queries: Positions (row, column) in [0, 1] whose implicit attention is drawn.
         prepare: RGB in [0, 1], `(3, H, W)` → what the model takes, `(C, H, W)`.
+        queries: Positions (row, column) in [0, 1] whose implicit attention is drawn.
     """
 
     model: nn.Module
     files: Sequence[Path]
     size: tuple[int, int]
     out: Path
+    prepare: Callable[[Tensor], Tensor]
     queries: Sequence[tuple[float, float]] = ((0.5, 0.5),)
-    prepare: Callable[[Tensor], Tensor] = as_in_imagenet
 
     @cached_property
     def images(self) -> list[tuple[Tensor, Tensor]]:

@@ -107,10 +107,9 @@ def block_title(name: str) -> str:
     return ', '.join(f'{kind} {int(index) + 1}' for kind, index in parts) or name
 
 
-def cut_middle(name: str, length: int = 40) -> str:
-    """A name of at most `length` characters; a longer one without its middle."""
-    head = (length - 1) // 2
-    return name if len(name) <= length else f'{name[:head]}…{name[head + 1 - length :]}'
+def cut_middle(name: str) -> str:
+    """A name, without its middle if it has more than 28 characters."""
+    return name if len(name) <= 28 else f'{name[:13]}…{name[-14:]}'
 
 
 def beside_panel(panel: Axes, **options: Any) -> None:
@@ -121,11 +120,6 @@ def beside_panel(panel: Axes, **options: Any) -> None:
 def root_scale(values: Tensor) -> Tensor:
     """√(values / maximum), or / four means if that is more: a uniform map becomes ½, not 1."""
     return (values / torch.maximum(values.max(), 4 * values.mean())).sqrt()
-
-
-def two_digits(value: float | Tensor) -> str:
-    """Two significant digits of a number, with an exponent only from a million on."""
-    return f'{float(f"{value:.2g}"):g}'
 
 
 def colour_bar(figure: Figure, drawn: object, axes: Sequence[Axes], label: str) -> None:

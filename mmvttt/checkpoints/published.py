@@ -15,10 +15,10 @@ _FOLDER = Path(__file__).with_name('weights')
 _ADDRESS = 'https://cloud.tsinghua.edu.cn/f/{}/?dl=1'
 _VIT3: Any = dict(authors='https://github.com/LeapLabTHU/ViTTT', licence='MIT')
 # Its folder dittt has the licence of the DiT that it is built on.
-_DIT3: Any = {**_VIT3, 'licence': 'CC-BY-NC-4.0', 'layout': 'DiT'}
+_DIT3: Any = {**_VIT3, 'licence': 'CC-BY-NC-4.0'}
 _T5: Any = dict(authors='https://github.com/LeapLabTHU/Transformer-to-TTT', licence='MIT')
 # Without authors: they come with mmvttt.
-_OURS: Any = dict(licence='Apache-2.0', layout='mmvttt')
+_OURS: Any = dict(licence='Apache-2.0')
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Published:
         url: Address of the file; '' where it comes with mmvttt.
         authors: The repository that publishes them; '' for mmvttt's own.
         licence: The licence of the code there; none is stated for the weights.
-        layout: Whose names the tensors have: 'mmvttt', 'ViT³', 'DiT' or 'DeiT'.
         timm: The name and tag that timm knows them by, if it does.
         start_of: The config that starts from them, where none is for them.
     """
@@ -43,7 +42,6 @@ class Published:
     url: str = ''
     authors: str = ''
     licence: str = ''
-    layout: str = 'ViT³'
     timm: str = ''
     start_of: str = ''
 
@@ -88,12 +86,10 @@ def _table() -> dict[str, Published]:
     deit, dit = _ADDRESS.format('8efdb83ccae8422bb0ad'), _ADDRESS.format('ce8c6a6f96dc4d17aa80')
     rows += [
         Published(
-            'deit_t_in1k', classify, 'top-1 72.2', deit,
-            layout='DeiT', start_of='t5_t_in1k_30e', **_T5,
+            'deit_t_in1k', classify, 'top-1 72.2', deit, start_of='t5_t_in1k_30e', **_T5
         ),
         Published(
-            'dit_s2_in1k', 'generation', '', dit,
-            layout='DiT', start_of='dit5_s2_in1k_50k', **_T5,
+            'dit_s2_in1k', 'generation', '', dit, start_of='dit5_s2_in1k_50k', **_T5
         ),
         Published('cifar10_vit_nano', classify, 'top-1 64.2', **_OURS),
         Published('cifar10_vittt_nano', classify, 'top-1 81.0', timm=nano, **_OURS),

@@ -39,8 +39,8 @@ MODELS = OwnRegistry(
     'model',
     root.MODELS,
     MESAClassifier='models.mesa',
-    FP32RoIExtractor='models.fp32_roi_extractor',
-    BoxTTAModel='models.box_tta',
+    FP32RoIExtractor='models.detection',
+    BoxTTAModel='models.detection',
     DiT3='models.diffusion_transformers',
     LinearTransformer='models.diffusion_transformers',
 )
@@ -54,9 +54,7 @@ LOOPS = OwnRegistry('loop', root.LOOPS)
 PARAM_SCHEDULERS = OwnRegistry('parameter scheduler', root.PARAM_SCHEDULERS)
 WEIGHT_INITIALIZERS = OwnRegistry('weight initializer', root.WEIGHT_INITIALIZERS)
 METRICS = OwnRegistry('metric', root.METRICS, TeacherAccuracy='models.mesa')
-TASK_UTILS = OwnRegistry(
-    'task util', root.TASK_UTILS, FP32AnchorGenerator='models.fp32_anchor_generator'
-)
+TASK_UTILS = OwnRegistry('task util', root.TASK_UTILS, FP32AnchorGenerator='models.detection')
 STRATEGIES = OwnRegistry('strategy', root.STRATEGIES)
 FUNCTIONS = OwnRegistry('function', root.FUNCTIONS)
 

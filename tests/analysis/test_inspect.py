@@ -15,8 +15,7 @@ from mmvttt import by_name
 from mmvttt.analysis.inspect import DIAGNOSTICS
 from mmvttt.analysis.look import Look
 from mmvttt.by_name import find_model, load_model
-from mmvttt.named_model import NamedModel, read_picture
-from mmvttt.openmmlab.analysis.models import _of_config
+from mmvttt.named_model import read_picture
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
 TOOL = 'inspect_model.py'
@@ -103,13 +102,14 @@ def test_pictures_are_read_upright(tmp_path: Path) -> None:
         (dict(), [0.0, 80, 200]),
     ],
 )
-def test_a_model_gets_what_its_preprocessor_makes(preprocessor: dict, expected: list) -> None:
+def test_a_model_gets_what_its_preprocessor_makes(
+    preprocessor: dict, expected: list, tmp_path: Path
+) -> None:
     backbone = dict(type='mmvttt.Vittt', arch=ARCH)
     model = dict(type='mmpretrain.ImageClassifier', backbone=backbone)
     model['data_preprocessor'] = preprocessor
-    cfg = Config(dict(model=model, default_scope='mmpretrain'))
-    cfg.filename = 'some.py'
-    named = NamedModel('some', _of_config(cfg)(), (2, 2), cfg)
+    Config(dict(model=model, default_scope='mmpretrain')).dump(tmp_path / 'some.py')
+    named = find_model(str(tmp_path / 'some.py'))
     picture = torch.tensor([200, 80, 0]).view(3, 1, 1).expand(3, 2, 2) / 255
     assert named.prepare(picture)[:, 1, 1].tolist() == expected
 
@@ -128,5 +128,5 @@ def test_weights_of_timm_are_not_initialised_again(monkeypatch: pytest.MonkeyPat
 
 def test_images_of_one_name(tmp_path: Path) -> None:
     paths = [tmp_path / folder / 'a.png' for folder in ('1', '2')]
-    look = Look(torch.nn.Identity(), paths, (8, 8), tmp_path)
+    look = Look(torch.nn.Identity(), paths, (8, 8), tmp_path, torch.nn.Identity())
     assert set(look.names.values()) == {'a_0', 'a_1'}

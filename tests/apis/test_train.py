@@ -215,7 +215,7 @@ def test_tta_merges_the_boxes_of_a_detector_of_masks() -> None:
     from mmdet.structures import DetDataSample
     from mmengine.structures import InstanceData
 
-    from mmvttt.openmmlab.models.box_tta import BoxTTAModel
+    from mmvttt.openmmlab.models.detection import BoxTTAModel
 
     class Detector(torch.nn.Module):
         test_step = None

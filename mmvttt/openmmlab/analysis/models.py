@@ -1,11 +1,9 @@
 """Builds the model of a config, and follows the part of it that images do not change."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.registry import MODELS as ROOT
 from mmengine.registry import init_default_scope
@@ -27,17 +25,13 @@ def of_config(
 ) -> NamedModel:
     """Builds the model of a config without data set or checkpoint; see `mmvttt.by_name`."""
     cfg = load_config(config, cfg_options=cfg_options, needed=('model',))
-    model = built(_of_config(cfg), weightless)
+    init_default_scope(cfg.get('default_scope') or 'mmengine')
+    described = cfg.model.copy()
+    if 'data_preprocessor' in cfg:
+        described.setdefault('data_preprocessor', cfg.data_preprocessor)
+    model = built(lambda: ROOT.build(described), weightless)
     size = _SIZES.get(toolbox_of(model) or '', (224, 224))
     return NamedModel(Path(cfg.filename).stem, model, size, cfg, DenseForward)
-
-
-def _of_config(cfg: Config) -> Callable[[], nn.Module]:
-    init_default_scope(cfg.get('default_scope') or 'mmengine')
-    model = cfg.model.copy()
-    if 'data_preprocessor' in cfg:
-        model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    return lambda: ROOT.build(model)
 
 
 def toolbox_of(model: nn.Module) -> str | None:
