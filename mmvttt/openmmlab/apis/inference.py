@@ -29,7 +29,7 @@ from mmvttt.pictures import open_picture
 from ..engine.amp import half_type
 from ..models.diffusion_model import refuse_diffusion
 from ..registry import type_name
-from ..reliability.data.dataset_config import datasets_of, preparation_of
+from ..reliability.data.dataset_config import DatasetConfig, datasets_of, preparation_of
 from .file_inference import FileModel, open_for
 from .predict import Prediction
 
@@ -127,10 +127,8 @@ class Predictor:
         self.load = TRANSFORMS.build(loader)
         self.pipeline = Compose([step for loads, step in steps if not loads])
         # Pillow reads what is common; another reader is for files that Pillow may not know.
-        self.checked = type_name(loader['type']).rpartition('.')[2] == 'LoadImageFromFile' and (
-            loader.get('imdecode_backend') != 'tifffile'
-            and loader.get('color_type') not in ('unchanged', 'anycolor')
-        )
+        reads_files = DatasetConfig(dict(pipeline=[loader])).reads_files
+        self.checked = reads_files and loader.get('color_type') not in ('unchanged', 'anycolor')
 
     def predict(
         self,
