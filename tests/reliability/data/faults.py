@@ -213,6 +213,17 @@ OF_BOXES: dict[str, Fault] = {
             ('four corners', 4, boxes(corners, 4)),
         )
     },
+    **{
+        name: (
+            both(BOXES_ALONE, every(lambda a, f=change: a.update(segmentation=[], bbox=f(a)))),
+            rf'{count} × .*reach beyond their image',
+            count > 1,
+        )
+        for name, count, change in (
+            ('corners alone', 4, lambda a: corners(a['bbox'][0] + 9, *a['bbox'][1:])),
+            ('a box beyond', 1, lambda a: [51 if a['id'] == 4 else 9, *a['bbox'][1:]]),
+        )
+    },
     # The lists.
     'an object twice': (
         # The second half a pixel apart; the last two have another category, and another image.

@@ -339,16 +339,36 @@ def _runs(mask: Mapping[str, Any], size: tuple[int, int]) -> list[int] | None:
 def _check_conventions(
     annotations: Sequence[dict], sizes: Sizes, rle: bool, findings: Findings
 ) -> None:
-    """Reports boxes that are not around their mask: an error if most are not."""
-    verdicts = [_is_around(ann, sizes[ann['image_id']], rle) for ann in annotations]
-    most = verdicts.count(False) > verdicts.count(True)
-    for ann, verdict in zip(annotations, verdicts, strict=True):
-        if verdict is False:
-            (findings.error if most else findings.warn)(
-                'boxes that are not around their mask: COCO has (x, y, width, height) in pixels, '
-                'not corners, centres or fractions',
-                _example(ann, 'bbox'),
+    """Reports boxes that are not around their mask, or without one reach beyond their image.
+
+    It is an error if most are, or if all boxes without a mask would fit as corners.
+    """
+    masked: list[tuple[dict, bool]] = []
+    bare: list[tuple[dict, bool]] = []
+    for ann in annotations:
+        size, (x, y, width, height) = sizes[ann['image_id']], ann['bbox']
+        if (around := _is_around(ann, size, rle)) is not None:
+            masked.append((ann, around))
+        elif min(width, height) > 0:
+            bare.append((ann, _fits((x, y, x + width, y + height), size)))
+    corners = all(_fits(ann['bbox'], sizes[ann['image_id']]) for ann, _ in bare)
+    for place, pairs, most in (
+        ('are not around their mask', masked, 0.5),
+        ('reach beyond their image', bare, 0.1 if corners else 0.5),
+    ):
+        wrong = [_example(ann, 'bbox') for ann, right in pairs if not right]
+        for example in wrong:
+            (findings.error if len(wrong) > most * len(pairs) else findings.warn)(
+                f'boxes that {place}: COCO has (x, y, width, height) in pixels, not corners, '
+                'centres or fractions',
+                example,
             )
+
+
+def _fits(corners: Sequence[float], size: tuple[int, int], slack: int = 2) -> bool:
+    left, top, right, bottom = corners
+    inside = max(right - size[1], bottom - size[0], -left, -top) <= slack
+    return inside and left < right and top < bottom
 
 
 def _is_around(ann: dict, size: tuple[int, int], rle: bool) -> bool | None:
