@@ -5,9 +5,11 @@ The paper shows pictures without image size, number of images and scale (Sec. 6)
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -129,7 +131,11 @@ def last_map(model: nn.Module, images: Tensor) -> Tensor:
         *_, last = backbone.maps(images, len(backbone.stages))
         last = backbone.norm(last)
     else:
-        last = _unpooled(backbone, images)
+        # mmpretrain's `out_type` may pool the maps.
+        unpooled: Any = copy.copy(backbone)
+        if hasattr(backbone, 'out_type'):
+            unpooled.out_type = 'featmap'
+        last = unpooled(images)
     last = last[-1] if isinstance(last, tuple | list) else last
     if not isinstance(last, Tensor) or last.dim() != 4:
         raise UsageError(
@@ -137,15 +143,3 @@ def last_map(model: nn.Module, images: Tensor) -> Tensor:
             'of mmdet, mmsegmentation, mmpretrain or timm that has one'
         )
     return last
-
-
-def _unpooled(backbone: nn.Module, images: Tensor) -> Tensor | Sequence[Tensor]:
-    """Returns the outputs of a backbone, as maps also if mmpretrain's `out_type` pools them."""
-    out_type = getattr(backbone, 'out_type', None)
-    if out_type is None:
-        return backbone(images)
-    backbone.out_type = 'featmap'
-    try:
-        return backbone(images)
-    finally:
-        backbone.out_type = out_type

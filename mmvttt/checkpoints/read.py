@@ -257,11 +257,18 @@ def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:
     }
 
 
+def saved_dataset(content: Any) -> Mapping[str, Any]:
+    """What a checkpoint of OpenMMLab says of its data set: names and colours of the classes."""
+    match content:
+        case {'meta': {'dataset_meta': Mapping() as data}}:
+            return data
+    return {}
+
+
 def saved_classes(content: Any) -> tuple[str, ...]:
     """Names of the classes that the content of a checkpoint was trained for, if it has them."""
-    meta = content.get('meta') if isinstance(content, Mapping) else None
-    data = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
-    names = data.get('classes', data.get('CLASSES')) if isinstance(data, Mapping) else None
+    data = saved_dataset(content)
+    names = data.get('classes', data.get('CLASSES'))
     return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
 
 

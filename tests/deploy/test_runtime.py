@@ -3,24 +3,21 @@
 import copy
 import csv
 import importlib
+import os
 import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
-from mmvttt.deploy.runtime import (
-    ExportedFile,
-    OnnxFile,
-    OpenVINOFile,
-    open_exported,
-)
+from mmvttt.deploy.export import _write_openvino
+from mmvttt.deploy.runtime import ExportedFile, OnnxFile, OpenVINOFile, open_exported
 from mmvttt.errors import UsageError
 
 onnx = pytest.importorskip('onnx')
@@ -128,12 +125,22 @@ def test_threads_share_a_file(tmp_path: Path) -> None:
             assert torch.equal(copied(images[3])[0], 2 * images[3])
 
 
-def test_a_graph_with_the_weights_of_another(
+def test_a_stopped_export_leaves_no_graph_with_the_weights_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, 'openvino', ModuleType('openvino'))
-    (tmp_path / 'a.bin').write_bytes(b'others!')
-    note = '<net><rt_info><mmvttt><weights value="0123"/></mmvttt></rt_info></net>'
-    (tmp_path / 'a.xml').write_text(note)
-    with pytest.raises(UsageError):
-        OpenVINOFile(tmp_path / 'a.xml')
+    def serialize(_: Any, graph: Path) -> None:
+        graph.write_text('new')
+        graph.with_suffix('.bin').write_text('new')
+
+    def stop(path: Path, target: Path, replace: Any = os.replace) -> None:
+        if (path.suffix, target.name) == ('.partial', 'a.xml'):
+            raise KeyboardInterrupt
+        replace(path, target)
+
+    openvino = Mock(serialize=serialize)
+    monkeypatch.setitem(sys.modules, 'openvino', openvino)
+    monkeypatch.setattr(os, 'replace', stop)
+    serialize(None, tmp_path / 'a.xml')
+    with pytest.raises(KeyboardInterrupt):
+        _write_openvino(Mock(), tmp_path / 'a.xml', {})
+    assert [path.name for path in tmp_path.iterdir()] == ['a.bin']

@@ -10,7 +10,7 @@ from torch import Tensor
 from mmvttt.errors import UsageError
 
 # Schedulers by their names on the command line, for noise levels and for rectified flow.
-_NOISE_LEVELS = {
+SCHEDULERS = {
     'ddpm': 'DDPMScheduler',
     'ddim': 'DDIMScheduler',
     'dpm++': 'DPMSolverMultistepScheduler',
@@ -18,7 +18,6 @@ _NOISE_LEVELS = {
     'euler': 'EulerDiscreteScheduler',
 }
 _FLOW = {'euler': 'FlowMatchEulerDiscreteScheduler'}
-SCHEDULERS = tuple(_NOISE_LEVELS)
 
 Denoise = Callable[[Tensor, Tensor], Tensor]
 
@@ -38,7 +37,7 @@ def sampling_scheduler(trained: Any, name: str | None = None) -> Any:
     if name is None:
         return type(trained).from_config(trained.config)
     flow = not hasattr(trained, 'alphas_cumprod')
-    kinds = _FLOW if flow else _NOISE_LEVELS
+    kinds = _FLOW if flow else SCHEDULERS
     if name not in kinds:
         what = 'rectified flow' if flow else 'noise levels'
         raise UsageError(

@@ -20,7 +20,7 @@ from torch import nn
 from mmvttt.arguments import check_part
 from mmvttt.checkpoints.load import adapted, require_whole
 from mmvttt.checkpoints.preparation import warn_of_other_images
-from mmvttt.checkpoints.read import open_checkpoint
+from mmvttt.checkpoints.read import open_checkpoint, saved_dataset
 from mmvttt.deploy.prepare import prepare
 from mmvttt.errors import UsageError
 from mmvttt.named_model import image_channels
@@ -64,13 +64,11 @@ def open_model(
     if not tests:
         raise UsageError('the config has no test_dataloader, whose pipeline prepares photographs')
     opened = open_checkpoint(checkpoint)
-    weights, content = opened.weights(), opened.content
+    weights = opened.weights()
     model_config = copy.deepcopy(config.model)
     if (preprocessor := config.get('data_preprocessor')) is not None:
         model_config.setdefault('data_preprocessor', preprocessor)
-    meta = content.get('meta') if isinstance(content, Mapping) else None
-    saved = meta.get('dataset_meta') if isinstance(meta, Mapping) else None
-    dataset = {**_dataset_meta(tests[0].config), **(saved if isinstance(saved, Mapping) else {})}
+    dataset = {**_dataset_meta(tests[0].config), **saved_dataset(opened.content)}
     pipeline = copy.deepcopy(list(tests[0].config.get('pipeline') or ()))
     exported = None if file is None else open_for(scope, file, [pipeline], amp)
     with _BUILDING:
