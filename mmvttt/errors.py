@@ -54,7 +54,11 @@ class CheckpointMismatchError(CheckpointError):
 
 
 class ResumeError(CheckpointError):
-    """A training cannot be resumed from a checkpoint."""
+    """A training cannot be resumed from a checkpoint; `advice` names options of `mmvttt train`."""
+
+    def __init__(self, problem: str, advice: str = '') -> None:
+        super().__init__(f'{problem}; {advice}' if advice else problem)
+        self.problem = problem
 
 
 class RefusedCheckpointError(CheckpointError, pickle.UnpicklingError):

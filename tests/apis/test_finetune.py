@@ -14,7 +14,7 @@ from PIL import Image
 from scipy import ndimage
 
 import mmvttt
-from mmvttt.errors import DataError, UsageError
+from mmvttt.errors import DataError, ResumeError, UsageError
 from mmvttt.openmmlab.apis.finetune import _by_class
 from mmvttt.openmmlab.datasets.own_folder import OwnFolder
 from mmvttt.openmmlab.reliability import Preempted
@@ -60,8 +60,12 @@ def test_a_training_is_reported_and_resumed(colours: Path, tmp_path: Path) -> No
     mmvttt.finetune(colours, say=more.append, **options)
     assert [line.split()[1] for line in more if line.startswith('  step ')][-2:] == ['5', '6']
     assert len([line for line in more if line.startswith('  step ')]) <= 3
-    with pytest.raises(UsageError, match='another --work-dir'):
-        mmvttt.finetune(colours, 'cifar10_vit_nano', **options)
+    for others in (dict(start='cifar10_vit_nano'), dict(steps=5)):
+        with pytest.raises(UsageError, match=r'finetune .* --steps 4": .* another --work-dir'):
+            mmvttt.finetune(colours, **(options | others))
+    (colours / 'red' / '0.png').replace(colours / 'blue' / 'red.png')
+    with pytest.raises(ResumeError, match=r'other contents .*; restore .* another --work-dir'):
+        mmvttt.finetune(colours, **options)
     with pytest.raises(UsageError, match='classes need one of mmpretrain'):
         mmvttt.finetune(colours, 'pedestrians', work_dir=tmp_path / 'other')
 

@@ -19,7 +19,7 @@ from mmengine.runner import Runner
 
 from mmvttt.checkpoints.published import PUBLISHED, SCHEME
 from mmvttt.checkpoints.sources import find_source
-from mmvttt.errors import CheckpointError, DataError, UsageError
+from mmvttt.errors import CheckpointError, DataError, ResumeError, UsageError
 from mmvttt.outputs import check_new_folder
 
 from ..config import load_config
@@ -127,12 +127,16 @@ def finetune(
     for note in data.notes:
         say(f'  {note}')
     config, run = out / 'config.py', out / 'run'
-    command = f'# mmvttt finetune {root}{f" --from {start[0]}" if start else ""}'
+    given = ('--from', start and start[0]), ('--steps', steps)
+    options = ''.join(f' {option} {value}' for option, value in given if value)
+    command = f'# mmvttt finetune {root}{options}'
     new = not config.exists()
     if new:
         base, weights = _choose(start, data.task, say)
     elif (former := config.read_text(encoding='utf-8').partition('\n')[0]) != command:
-        raise UsageError(f'{os.fspath(out)!r} is of "{former[2:]}": give another --work-dir')
+        raise UsageError(
+            f'{os.fspath(out)!r} is of "{former[2:]}": repeat that, or give another --work-dir'
+        )
     out.mkdir(parents=True, exist_ok=True)
     # Again at each call, because the folder may have been corrected since.
     lists = dict(write_lists(data, out))
@@ -152,7 +156,11 @@ def finetune(
     progress = _Progress(_TASKS[data.task][-1], say)
     # The toolboxes print to a file.
     with open(out / 'output.txt', 'a') as log, redirect_stdout(log), redirect_stderr(log):
-        runner = train(config, work_dir=os.fspath(run), resume='auto', hooks=[progress])
+        try:
+            runner = train(config, work_dir=os.fspath(run), resume='auto', hooks=[progress])
+        except ResumeError as error:
+            advice = f'restore the old data, give another --work-dir, or remove {os.fspath(out)!r}'
+            raise ResumeError(error.problem, advice) from error
         metrics = progress.metrics or runner.val_loop.run()
         checkpoint = Path((run / 'last_checkpoint').read_text().strip())
         device = 'cuda' if torch.cuda.is_available() else 'cpu'

@@ -189,9 +189,10 @@ class _ExactLoop(BaseLoop):
         if not changed and _CONTENTS in others and not self.other_data:
             raise ResumeError(
                 f'the training data has other contents than at step {self._iter} of the '
-                'checkpoint (annotations, labels or pictures): restore it, or continue with this '
-                'data by --cfg-options train_cfg.other_data=True, or start a new training from '
-                'the weights: load_from=CHECKPOINT without --resume'
+                'checkpoint (annotations, labels or pictures)',
+                'restore it, or continue with this data by --cfg-options '
+                'train_cfg.other_data=True, or start a new training from the weights: '
+                'load_from=CHECKPOINT without --resume',
             )
         size = len(self.dataloader)
         if isinstance(self, ExactEpochLoop) and not 0 <= self._iter - self._epoch * size <= size:
@@ -199,8 +200,9 @@ class _ExactLoop(BaseLoop):
         if changed:
             raise ResumeError(
                 f'step {self._iter} of the checkpoint is another position in the data than here '
-                f'({"; ".join(changed)}); restore the old settings, or start a new training from '
-                'its weights: load_from=CHECKPOINT without --resume'
+                f'({"; ".join(changed)})',
+                'restore the old settings, or start a new training from its weights: '
+                'load_from=CHECKPOINT without --resume',
             )
         if _VAL_CONTENTS in others:
             self.runner.logger.warning(

@@ -60,7 +60,7 @@ class CompareOnLoad(Hook):
             runner.logger.warning(f'{self.path!r}: left out message_hub.runtime_info.{name}')
         problem = next(_problems(runner, checkpoint), None)
         if problem:
-            raise ResumeError(f'{self.path!r} {problem}; {_ADVICE}')
+            raise ResumeError(f'{self.path!r} {problem}', _ADVICE)
         restored, others = differences(
             checkpoint['meta'].get('settings'), training_settings(runner.cfg)
         )

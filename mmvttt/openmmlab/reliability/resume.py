@@ -153,8 +153,8 @@ def _choose(work_dir: str, named: str | None) -> str | None:
         if latest is None:
             if passed_over:
                 raise ResumeError(
-                    f'no checkpoint in {work_dir!r} can be resumed: {"; ".join(passed_over)}; '
-                    'to start from the beginning, move them away or omit --resume'
+                    f'no checkpoint in {work_dir!r} can be resumed: {"; ".join(passed_over)}',
+                    'to start from the beginning, move them away or omit --resume',
                 )
             return None
         path = latest
