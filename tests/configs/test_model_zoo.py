@@ -123,7 +123,9 @@ def test_counts_of_the_papers(pattern: str) -> None:
             assert abs(round(meta['Paper Parameters'] / 1e6, digits) - params) <= off
 
 
-# By 'Results From', see `paper_count`.
+# What a paper's table counts, by 'Results From': the image's size if it is not the model zoo's, the
+# only part, a part that is left out, and one of which only the parameters count. With `elementwise`
+# norms count, and the nine shifted products of a convolution's gradient do not.
 CONVENTIONS: dict[str, dict] = {
     'the paper (Vision-TTT, Tab. 1)': dict(unworked='backbone.patch_embed'),
     'the paper (Vision-TTT, Tab. 2)': dict(part='backbone'),
@@ -139,31 +141,22 @@ CONVENTIONS: dict[str, dict] = {
 NORMS = {nn.LayerNorm: 5, nn.modules.batchnorm._BatchNorm: 2}
 
 
-def paper_count(
-    name: str,
-    size: tuple[int, int] | None = None,
-    part: str = '',
-    unworked: str | None = None,
-    left_out: str | None = None,
-    elementwise: bool = False,
-) -> tuple[tuple[int, int], int, int]:
-    """(height, width), parameters and multiply-accumulates of a model as its paper counts them.
-
-    Only one part may count; of the part `unworked` only the parameters, and of `left_out` nothing.
-    With `elementwise` norms count, and the nine shifted products of a convolution's gradient do
-    not, which are elementwise there.
-    """
+def paper_count(name: str, convention: dict) -> tuple[tuple[int, int], int, int]:
+    """(height, width), parameters and multiply-accumulates of a model as its paper counts them."""
     named = find_model(name, weightless=True)
-    network, size, norms = DenseForward(named.model), size or named.size, [0]
+    network, size, norms = DenseForward(named.model), convention.get('size', named.size), [0]
     for module in network.modules():
         for kind in (kind for kind in NORMS if isinstance(module, kind)):
             module.register_forward_hook(
                 lambda _, x, __, n=NORMS[kind]: norms.append(x[0].numel() * n)
             )
+    part, left_out = convention.get('part', ''), convention.get('left_out')
     cost = count_cost(network, size)
     params = cost.params[part] - cost.params.get(left_out, 0)
-    macs = cost.macs[part] - cost.macs.get(unworked, 0) - cost.macs.get(left_out, 0)
-    if elementwise:
+    macs = (
+        cost.macs[part] - cost.macs.get(convention.get('unworked'), 0) - cost.macs.get(left_out, 0)
+    )
+    if convention.get('elementwise'):
         # Half of the op's products: nine for the gradient, nine for the reading.
         macs += sum(norms) - cost.by_op.get('ttt_kernels.ttt_dwconv', 0) // 2
     return size, params, macs
@@ -178,7 +171,7 @@ def paper_count(
 )
 def test_counts_of_the_papers_are_those_of_the_convention(name: str) -> None:
     meta = MODELS[NAMES.index(name)]['Metadata']
-    size, *counts = paper_count(name, **CONVENTIONS[meta['Results From']])
+    size, *counts = paper_count(name, CONVENTIONS[meta['Results From']])
     assert counts == [meta['Paper Parameters'], meta['Paper FLOPs']]
     assert '{}x{}'.format(*size) == meta['Paper Input Size']
 
