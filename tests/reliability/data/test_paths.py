@@ -8,22 +8,7 @@ from mmengine.config import Config
 from mmvttt.errors import MissingDataError
 from mmvttt.openmmlab.reliability.data.annotations import check_data
 
-
-def config(dataset: dict, split: str = 'train', **more: object) -> Config:
-    return Config({f'{split}_dataloader': dict(batch_size=1, dataset=dataset), **more})
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / 'images').mkdir()
-    (tmp_path / 'train.json').write_text('{}')
-    return tmp_path
-
-
-def coco(root: object, **changes: object) -> dict:
-    base = dict(type='CocoDataset', data_root=str(root), ann_file='train.json')
-    return {**base, 'data_prefix': dict(img='images/'), **changes}
-
+from .sets import coco_dataset, config
 
 SEG = dict(data_prefix=dict(img='', seg='no'))
 # A storage backend may map its paths to elsewhere, as mmdet's documentation of Petrel does.
@@ -31,41 +16,43 @@ REMOTE = dict(backend_args=dict(backend='petrel', path_mapping={'remote/': 's3:/
 METRIC = dict(type='CocoMetric', ann_file='remote/val.json')
 
 
-def test_nothing_to_say_where_all_is_there(root: Path) -> None:
+def test_nothing_to_say_where_all_is_there(boxes: Path) -> None:
     loader = dict(type='LoadImageFromFile', **REMOTE)
     masks = dict(type='LoadAnnotations', with_mask=True)
     for dataset in (
-        coco(root),
+        coco_dataset(boxes),
         dict(type='TinyData'),
-        dict(type='ImageNet', data_root=str(root), data_prefix='images'),
+        dict(type='ImageNet', data_root=str(boxes), data_prefix='images'),
         dict(type='CocoDataset', data_root='s3://bucket/coco/'),
         dict(type='mmpretrain.CIFAR10', data_root='nowhere'),
-        coco(root, pipeline=[loader], data_prefix=dict(img='remote/')),
+        coco_dataset(boxes, pipeline=[loader], data_prefix=dict(img='remote/')),
         # Mask2Former's configs for instances inherit the label maps from the panoptic one.
-        coco(root, pipeline=[masks], **SEG),
+        coco_dataset(boxes, pipeline=[masks], **SEG),
     ):
         check_data(config(dataset))
     check_data(Config(dict(train_dataloader=None)))
-    check_data(config(coco('remote/', **REMOTE), 'val', val_evaluator=[{**METRIC, **REMOTE}]))
-    check_data(config(coco('nowhere'), 'test'), ('train', 'val'))
+    check_data(
+        config(coco_dataset('remote/', **REMOTE), split='val', val_evaluator=[{**METRIC, **REMOTE}])
+    )
+    check_data(config(coco_dataset('nowhere'), split='test'), ('train', 'val'))
 
 
-def test_missing_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(root)
+def test_missing_root(boxes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(boxes)
     monkeypatch.delenv('MMVTTT_DATA', raising=False)
     for folder, words in (
         ('data/coco/', 'variable MMVTTT_DATA'),
         ('sets/', 'or point'),
     ):
-        with pytest.raises(MissingDataError, match=f'{root}/{folder[:-1]}, .*{words}') as error:
-            check_data(config(coco(folder), 'val'))
+        with pytest.raises(MissingDataError, match=f'{boxes}/{folder[:-1]}, .*{words}') as error:
+            check_data(config(coco_dataset(folder), split='val'))
         assert ('MMVTTT_DATA' in str(error.value)) == (folder == 'data/coco/')
     monkeypatch.setenv('MMVTTT_DATA', '/elsewhere')
     with pytest.raises(MissingDataError, match='MMVTTT_DATA'):
-        check_data(config(coco('/elsewhere/coco')))
-    monkeypatch.setenv('HOME', str(root))
+        check_data(config(coco_dataset('/elsewhere/coco')))
+    monkeypatch.setenv('HOME', str(boxes))
     with pytest.raises(MissingDataError, match="the folder '~' does not exist"):
-        check_data(config(coco('~')))
+        check_data(config(coco_dataset('~')))
     pytest.importorskip('mmpretrain')
     # Which alone expands it, in its prefixes.
     pictures = dict(type='CustomDataset', data_prefix='~/images', with_label=False)
@@ -88,9 +75,9 @@ MISSING: dict[str, tuple[dict, str]] = {
 
 
 @pytest.mark.parametrize('part', MISSING)
-def test_missing_parts(root: Path, part: str) -> None:
+def test_missing_parts(boxes: Path, part: str) -> None:
     changes, message = MISSING[part]
-    dataset = coco(root, **changes)
+    dataset = coco_dataset(boxes, **changes)
     with pytest.raises(MissingDataError, match=message):
         check_data(config(dataset))
     several = dict(type='ConcatDataset', datasets=[dict(type='TinyData'), dataset])
@@ -99,7 +86,7 @@ def test_missing_parts(root: Path, part: str) -> None:
         check_data(config(wrapped))
 
 
-def test_a_missing_file_of_a_metric(root: Path) -> None:
+def test_a_missing_file_of_a_metric(boxes: Path) -> None:
     local = dict(METRIC, backend_args=dict(backend='local'))
     with pytest.raises(MissingDataError, match=r'val_evaluator\.ann_file'):
-        check_data(config(coco(root), 'val', val_evaluator=local))
+        check_data(config(coco_dataset(boxes), split='val', val_evaluator=local))
