@@ -2,7 +2,7 @@
 
 Products take operands in the tokens' dtype and accumulate in fp32, as tensor cores do. The module
 can stand in for kernel.py: it has bf16, which the interpreter lacks, and is quick at 16,000 tokens.
-Mini-batches have 16 tokens. N is a program of a scan: an image, a scan and a head.
+Mini-batches have 16 tokens, images as many or more. N is a program: an image, a scan and a head.
 """
 
 import torch
@@ -10,41 +10,25 @@ from torch import Tensor
 
 from ttt_kernels._op import Args, Grads
 from ttt_kernels.ttt_linear import reference
-from ttt_kernels.ttt_linear.definition import Inputs, parts, scan_order
+from ttt_kernels.ttt_linear.definition import Inputs, parts
 
 B = 16
 
 
-class Scan:
+class Scan(reference._Chunks):
     """Tokens `(mini-batches, N, 16, …)` and parameters `(N, …)` in fp32, and the kernels' parts."""
 
     def __init__(self, inputs: Inputs, directions: str, eps: float) -> None:
-        self.directions, self.eps, self.segment = directions, eps, reference.segment(B)
-        self.dtype, self.shape = inputs.q.dtype, inputs.q.shape
-        self.lead = self.shape[0], self.shape[2], self.shape[3]
-        self.count = -(-self.shape[1] // B)
-        self.q, self.k, self.v = (self.pack(x) for x in inputs[:3])
-        self.steps = self.pack(inputs.eta)
-        self.w0, self.b0, self.gamma, self.lam = (self.each_image(x) for x in inputs[4:8])
+        super().__init__(inputs.q, directions, B)
+        self.eps, self.segment = eps, reference.segment(B)
+        self.lead = self.batch, self.scans, self.heads
+        self.q, self.k, self.v, self.steps = (self.pack(x) for x in inputs[:4])
+        self.w0, self.b0, self.gamma, self.lam = (self.parameter(x) for x in inputs[4:8])
         tau = inputs.token_scale
-        tau = inputs.b0.new_ones(self.shape[2], B) if tau is None else tau
-        self.tau = self.each_image(tau[:, None].expand(-1, self.shape[3], -1))
+        tau = inputs.b0.new_ones(self.scans, B) if tau is None else tau
+        self.tau = self.parameter(tau[:, None].expand(-1, self.heads, -1))
         self.last = self.tau[:, -1:, None]
         self.gamma, self.lam = self.gamma[:, None], self.lam[:, None]
-
-    def pack(self, x: Tensor) -> Tensor:
-        """In the order of the scans, with zeros after the last token."""
-        x = scan_order(x.float(), self.directions).movedim(1, 3).flatten(0, 2)
-        x = torch.cat([x, x.new_zeros(len(x), self.count * B - x.shape[1], *x.shape[2:])], 1)
-        return x.unflatten(1, (-1, B)).transpose(0, 1)
-
-    def unpack(self, chunks: list[Tensor], dtype: torch.dtype) -> Tensor:
-        x = torch.stack(chunks, 1).flatten(1, 2)[:, : self.shape[1]]
-        x = x.unflatten(0, self.lead).movedim(3, 1)
-        return scan_order(x, self.directions).to(dtype).contiguous()
-
-    def each_image(self, x: Tensor) -> Tensor:
-        return x.float().expand(self.shape[0], *x.shape).flatten(0, 2)
 
     def start(self) -> tuple[Tensor, Tensor]:
         c = self.b0[:, None]
@@ -105,7 +89,7 @@ def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor, Tensor, Tens
             ws.append(w)
             cs.append(c[:, 0])
     ws, cs = (torch.stack(x, 1).unflatten(0, scan.lead) for x in (ws, cs))
-    return scan.unpack(outputs, scan.dtype), scan.unpack(zs, kept), ws, cs
+    return scan.unpack(torch.stack(outputs), scan.dtype), scan.unpack(torch.stack(zs), kept), ws, cs
 
 
 def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
@@ -176,5 +160,5 @@ def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
     dtau = small.pop().sum(1)
     if inputs.token_scale is None:
         dtau = dtau[:, :0]
-    tokens = [scan.unpack(y, scan.dtype) for y in (dq, dk, dv)]
-    return *tokens, scan.unpack(deta, torch.float32), *small, dtau
+    tokens = [scan.unpack(torch.stack(y), scan.dtype) for y in (dq, dk, dv)]
+    return *tokens, scan.unpack(torch.stack(deta), torch.float32), *small, dtau

@@ -101,6 +101,12 @@ def test_falling_back_on_a_gpu_warns_once(kernel):
         choose('op_once', 'triton', ON_GPU, refuse)
 
 
+def test_a_kernel_that_differs_leaves_its_call_to_the_reference(kernel):
+    arguments = 'a wrong op', 'auto', ON_GPU, lambda _: None, lambda _: 'result 0 differs by 1'
+    with pytest.warns(RuntimeWarning, match='slow reference on the GPU: result 0 differs by 1'):
+        assert _backend.choose(*arguments) is None
+
+
 def test_triton_that_cannot_start_is_a_reason(monkeypatch):
     from triton.runtime import driver
 

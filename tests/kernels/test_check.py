@@ -357,22 +357,6 @@ def test_a_variable_leaves_checks_out_and_so_does_an_empty_batch(gpu, monkeypatc
     assert reason() is None
 
 
-def test_a_kernel_that_differs_leaves_its_call_to_the_reference(gpu, monkeypatch):
-    gpu['child'] = CHILDREN['differs'][0]
-    kernel = types.ModuleType('kernel')
-    monkeypatch.delenv('TRITON_INTERPRET', raising=False)
-    monkeypatch.setattr(_backend, 'load_kernel', lambda *_: kernel)
-    monkeypatch.setattr(_backend, '_unreachable', lambda *_: None)
-    tensor = types.SimpleNamespace(device=GPU, dtype=BF16, numel=lambda: 1)
-    choose = [_backend.choose, 'a wrong op', 'auto', tensor, lambda _: None, lambda _: reason()]
-    with pytest.warns(RuntimeWarning, match='slow reference on the GPU: result 0 differs by 1'):
-        assert choose[0](*choose[1:]) is None
-    gpu['child'] = CHILDREN['agrees'][0]
-    shutil.rmtree(_check.folder())
-    next_process()
-    assert choose[0](*choose[1:]) is kernel
-
-
 def test_a_fingerprint_says_everything(monkeypatch):
     properties = types.SimpleNamespace(name='a GPU', major=8, minor=6)
     monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda _: properties)
