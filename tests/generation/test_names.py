@@ -53,19 +53,23 @@ def test_a_file_of_the_authors_and_back(kind: str, tmp_path: Path) -> None:
     assert all(torch.equal(raw[name], value) for name, value in weights.items())
 
 
-@pytest.mark.parametrize('kind', ['DiT', 'DiT5'])
-def test_a_dit_of_diffusers_computes_the_same(kind: str, tmp_path: Path) -> None:
-    """Also where `linearize` has given it DiT⁵'s mixers; by load_from, too."""
-    theirs = DiTTransformer2DModel(
+def of_diffusers(kind: str) -> DiTTransformer2DModel:
+    """A DiT, or one to which `linearize` has given DiT⁵'s mixers, as the published models are."""
+    model = DiTTransformer2DModel(
         HEADS, D // HEADS, 4, 8, DEPTH, sample_size=12, num_embeds_ada_norm=CLASSES, norm_eps=1e-6
     )
     if kind == 'DiT5':
-        linearize(theirs, 'dit5')
-    spread(theirs)
-    for block in theirs.transformer_blocks:
-        block.norm1.emb.load_state_dict(theirs.transformer_blocks[0].norm1.emb.state_dict())
-        # With norm_eps, what makes it the published model.
+        linearize(model, 'dit5')
+    spread(model)
+    for block in model.transformer_blocks:
+        block.norm1.emb.load_state_dict(model.transformer_blocks[0].norm1.emb.state_dict())
         block.norm1.emb.time_proj.downscale_freq_shift = 0
+    return model
+
+
+@pytest.mark.parametrize('kind', ['DiT', 'DiT5'])
+def test_a_dit_of_diffusers_computes_the_same(kind: str, tmp_path: Path) -> None:
+    theirs = of_diffusers(kind)
     save_file(theirs.state_dict(), tmp_path / 'theirs.safetensors')
     model = built(kind)
     report = load_pretrained(nn.ModuleDict({'transformer': model}), tmp_path / 'theirs.safetensors')
@@ -85,9 +89,7 @@ def test_load_from_takes_a_dit_of_diffusers() -> None:
 
     from mmvttt.openmmlab.models.diffusion_model import DiffusionModel
 
-    theirs = DiTTransformer2DModel(HEADS, D // HEADS, 4, 8, DEPTH, num_embeds_ada_norm=CLASSES)
-    for block in theirs.transformer_blocks:
-        block.norm1.emb.load_state_dict(theirs.transformer_blocks[0].norm1.emb.state_dict())
+    theirs = of_diffusers('DiT')
     model = DiffusionModel(
         dict(type='mmvttt.DiT3', arch=ARCH, num_classes=CLASSES, **DIT),
         dict(type='diffusers.DDPMScheduler', variance_type='learned_range', clip_sample=False),

@@ -69,9 +69,6 @@ def test_an_interrupted_training_ends_to_the_bit(run: Callable) -> None:
         whole['state_dict']['transformer.final_linear.weight'],
         whole['ema_state_dict']['module.transformer.final_linear.weight'],
     )
-    moments = [content['optimizer']['state'] for content in (whole, parts)]
-    for mine, theirs in zip(*(m.values() for m in moments), strict=True):
-        assert torch.equal(mine['exp_avg_sq'], theirs['exp_avg_sq'])
 
 
 def test_mixed_precision(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
