@@ -5,16 +5,18 @@ The ops, their calls and tolerances are the rows of ops.py.
 
 import importlib.util
 import itertools
+import math
 from unittest.mock import Mock
 
 import pytest
 import torch
 from kernel_testing import assert_same, error, normal, opcheck, with_gradients
 from op_row import BF16, FP16, FP32, FP64, Case
-from ops import OPS
+from ops import OPS, STEPS, inner_gradient
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+import ttt_kernels
 from ttt_kernels import _backend, _op, available, causal_conv, decompositions
 
 HW = (3, 5)
@@ -539,3 +541,47 @@ def test_deform_attn_with_all_inputs_in_half_precision():
     assert {output.dtype, *(g.dtype for g in grads.values())} == {BF16}
     exact = {n: x.double() for n, x in inputs.items()}
     assert error(output, op.definition(exact, hw=HW)) < 1e-2
+
+
+# ------------------------------------------------------------------------------------ inner steps
+
+# The option that changes the inner step, at its other value.
+OTHER = {'ttt_glu': {'damping': False}, 'ttt_dwconv': {'damping': False}, 'ttt_mlp': {'loss': 'l2'}}
+every_step = pytest.mark.parametrize('op', STEPS.values(), ids=STEPS)
+
+
+@every_step
+def test_the_step_matters_and_has_the_published_scale(op):
+    inputs = op.make((4, 4))
+    actual = op.call(inputs, (4, 4), scale=1 / 3)
+    if op.name != 'ttt_mlp':  # which has no default
+        size = {'hw': (4, 4)} if op.name == 'ttt_dwconv' else {}
+        function = getattr(ttt_kernels, op.name)
+        assert torch.equal(function(**inputs, **size, backend='reference'), actual)
+    assert error(actual, op.call(inputs, (4, 4), scale=0.0)) > 1e-2
+    assert error(actual, op.call(inputs, (4, 4), scale=1 / 3, **OTHER[op.name])) > 1e-3
+
+
+@every_step
+def test_an_empty_batch_has_a_derivative_of_torch_func(op):
+    inputs = op.make((3, 5), batch=0)
+    grad = torch.func.grad(lambda q: op.call({**inputs, 'q': q}, (3, 5)).sum())(inputs['q'])
+    assert grad.shape == inputs['q'].shape
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@every_step
+def test_a_detection_sized_map_does_not_underflow(op, dtype):
+    # 66 800 tokens: v/N in half precision has lost everything below 6e-8·N, or most of its bits.
+    hw = (200, 334)
+    inputs = op.make(hw, dim=4, batch=1, dtype=dtype)
+    exact = {n: x.double() for n, x in inputs.items()}
+    expected = inner_gradient(op, exact, hw, 'reference')
+
+    def off(g):
+        return ((g - expected).norm() / expected.norm()).item()
+
+    # fp32 sums of 66 800 terms that nearly cancel.
+    assert off(inner_gradient(op, inputs, hw, None)) < 4e-4
+    scaled = (exact['v'] / math.prod(hw)).half().double() * math.prod(hw)
+    assert off(inner_gradient(op, {**exact, 'v': scaled}, hw, 'reference')) > 4e-4
