@@ -16,18 +16,12 @@ pytestmark = pytest.mark.stress
 HERE = Path(__file__).parent
 
 
-def run(name: str, folder: Path) -> tuple[list[dict], str]:
-    """Records of the two ranks, and the output."""
-    digits = make_digits(folder / 'digits', num_train=8, num_val=4, size=96)
-    work_dir = folder / name
-    args = ('--work-dir', str(work_dir))
-    variables = {'DIGITS': str(digits)}
-    (text,) = run_nodes(HERE / f'{name}.py', folder, *args, nodes=1, variables=variables)
-    return kept(work_dir, 2), text
-
-
 def test_detector(tmp_path: Path) -> None:
-    ranks, text = run('digits_config', tmp_path)
+    digits = make_digits(tmp_path / 'digits', num_train=8, num_val=4, size=96)
+    config, options = HERE / 'digits_config.py', ('--work-dir', str(tmp_path / 'run'))
+    variables = {'DIGITS': str(digits)}
+    (text,) = run_nodes(config, tmp_path, *options, nodes=1, variables=variables)
+    ranks = kept(tmp_path / 'run', 2)
     # The weights are equal, bit for bit; each rank has statistics of its own.
     torch.testing.assert_close(ranks[1]['weights'], ranks[0]['weights'], rtol=0, atol=0)
     assert text.count('SyncBN needs a GPU: every process normalises on its own') >= 1

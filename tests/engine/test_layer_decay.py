@@ -73,6 +73,8 @@ def test_vectors_and_positions_of_a_mixer_do_not_decay() -> None:
     assert matrices == {
         f'backbone.mixer.{name}' for name in ('qkv.weight', 'proj.weight', 'inner.w1', 'inner.w2')
     }
+    # By its name, of a backbone that lists w0 alone.
+    assert got['backbone.backbone.pos_embed'][1] == 0
 
 
 def test_custom_keys_and_multipliers() -> None:

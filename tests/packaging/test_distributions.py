@@ -113,13 +113,10 @@ train_cfg = dict(max_epochs=1)
 """
 
 
-def detection_data(python: Path, folder: Path) -> None:
-    sizes = '--num-train', 4, '--num-val', 2, '--size', 160
-    call(python, '-m', 'mmvttt.openmmlab.datasets.digits', '--root', 'data', *sizes, cwd=folder)
-
-
 def test_a_toolbox_s_own_train_and_test(python: Path, tmp_path: Path) -> None:
-    detection_data(python, tmp_path)
+    sizes = '--num-train', 4, '--num-val', 2, '--size', 160
+    digits = python, '-m', 'mmvttt.openmmlab.datasets.digits'
+    call(*digits, '--root', 'data', *sizes, cwd=tmp_path)
     (tmp_path / 'config.py').write_text(MMDET)
     tools = Path(find_spec('mmdet').origin).parent / '.mim' / 'tools'
     call(python, tools / 'train.py', 'config.py', '--work-dir', 'run', cwd=tmp_path)
