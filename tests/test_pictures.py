@@ -82,3 +82,9 @@ def test_sixteen_bits(tmp_path: Path, factor: int, largest: int) -> None:
 def test_formats_that_opencv_reads(tmp_path: Path, kind: str) -> None:
     Image.new('RGB', (40, 30), (200, 30, 90)).save(tmp_path / f'a.{kind}')
     assert open_image(tmp_path / f'a.{kind}')[0].size == (40, 30)
+
+
+def test_floating_point_numbers(tmp_path: Path) -> None:
+    Image.fromarray(np.ones((8, 8), np.float32)).save(tmp_path / 'a.tif')
+    with pytest.raises(ImageError):
+        open_picture(tmp_path / 'a.tif')

@@ -16,12 +16,7 @@ from mmvttt.deploy.runtime import OnnxFile, open_exported
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.models import samples_of
 from mmvttt.openmmlab.apis import file_inference
-from mmvttt.openmmlab.apis.export import (
-    _match,
-    export_model,
-    exportable,
-    predictor,
-)
+from mmvttt.openmmlab.apis.export import _match, export_model, exportable, predictor
 from mmvttt.openmmlab.apis.inference import open_model
 from mmvttt.openmmlab.apis.predictions import as_outputs
 

@@ -7,11 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
 from mmvttt.openmmlab.reliability import settings
 
 from ..dist.launch import kept, require_same_from, run_nodes, start_nodes, wait
+from .test_resume import checkpoint
 
 DIST = Path(__file__).parents[1] / 'dist'
 SMALL, SLOW = DIST / 'small_config.py', DIST / 'slow_config.py'
@@ -30,11 +30,8 @@ def test_nodes_with_different_rates_do_not_train(tmp_path: Path) -> None:
 
 
 def test_a_file_that_one_node_lacks_stops_all(tmp_path: Path) -> None:
-    (tmp_path / 'b').mkdir()
-    # A checkpoint that could be resumed from, as far as can be seen before it is loaded.
-    hub = dict(runtime_info={})
-    content = dict(meta=dict(epoch=1, iter=4), state_dict={'w': torch.ones(9)}, message_hub=hub)
-    torch.save(content, tmp_path / 'b' / 'epoch_1.pth')
+    # It could be resumed from, as far as can be seen before it is loaded.
+    checkpoint(tmp_path / 'b' / 'epoch_1.pth')
     each = [['--work-dir', str(tmp_path / name)] for name in 'ab']
     nodes = start_nodes(SMALL, tmp_path, '--resume', each=each, processes=1)
     # Neither waits for the other until a time-out: both end by themselves.
