@@ -15,7 +15,6 @@ from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
 
-from mmvttt.by_name import find_model
 from mmvttt.checkpoints.read import read_content
 from mmvttt.cli import plain_errors
 from mmvttt.errors import CheckpointMismatchError, UsageError
@@ -248,7 +247,6 @@ def test_options_that_do_not_fit_the_config(tmp_path: Path) -> None:
         lambda: evaluate('vittt_digits', 'a.pth', tta=True, show_dir='a'),
         lambda: _dump('mmdet', 'a.json'),
         lambda: _dump('mmdet', f'{file}/a.pkl'),
-        lambda: find_model('no_model'),
     ):
         with pytest.raises(UsageError):
             call()
