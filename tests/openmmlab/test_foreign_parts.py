@@ -13,23 +13,25 @@ from mmvttt.models.layers import InnerModel, TTTMixer, ViT3Mixer
 from mmvttt.models.layers.mixer import resolve_mixer
 from mmvttt.openmmlab.registry import INNER_LOSSES, INNER_MODELS, KEY_NORMS
 
-from ..models.test_mixer_contract import ADAPTER, BACKBONES, CASES, Mean, mixers_of, step
+from ..models.test_contract import CASES, OWN
+from ..models.test_mixer_contract import Mean, mixers_of, step
 
 FOREIGN = Registry('model', parent=ROOT, scope='foreign')
 FOREIGN.register_module(module=Mean)
 
 
-def build(name: str, mixer: object, adapter: bool = False, **options: object) -> torch.nn.Module:
+def build(name: str, mixer: object, **options: object) -> torch.nn.Module:
     torch.manual_seed(0)
-    config = copy.deepcopy(BACKBONES[name]) | dict(mixer=mixer, **options)
-    return ROOT.build(dict(ADAPTER, backbone=config) if adapter else config)
+    config = copy.deepcopy(CASES[name][0])
+    config.get('backbone', config).update(mixer=mixer, **options)
+    return ROOT.build(config)
 
 
-@pytest.mark.parametrize(('name', 'adapter'), CASES)
+@pytest.mark.parametrize('name', [*OWN, 'ViTAdapter'])
 @pytest.mark.parametrize('mixer', ['foreign.Mean', dict(type='foreign.Mean')])
-def test_it_stands_in_every_block(name: str, adapter: bool, mixer: object) -> None:
-    model = build(name, mixer, adapter)
-    assert all(type(m) is Mean for m in mixers_of(model))
+def test_it_stands_in_every_block(name: str, mixer: object) -> None:
+    model = build(name, mixer)
+    assert {type(m) for m in mixers_of(model)} == {Mean}
     assert all(v is not None and v.isfinite().all() for v in step(model).values())
 
 
