@@ -30,11 +30,3 @@ def several_programs(monkeypatch):
         return config(name, dtype, dim) | tiles
 
     monkeypatch.setattr(kernel, 'config', large_tiles)
-
-
-@pytest.fixture
-def one_program(monkeypatch):
-    """Gives every sum to one program."""
-    from ttt_kernels import _launch
-
-    monkeypatch.setattr(_launch, '_ENOUGH', 1)

@@ -10,7 +10,9 @@ from torch import nn
 
 from mmvttt.errors import UsageError
 from mmvttt.models import T5
+from mmvttt.models.layers import TTTMixer
 from mmvttt.models.layers.drop_path import DropPath
+from ttt_kernels import _backend, _op
 
 from .building import MODELS
 from .building import build as build_model
@@ -442,3 +444,39 @@ def test_a_bad_option_is_named(name: str, options: dict) -> None:
     while isinstance(value := [*options.values()][-1], dict) and value:
         options = value
     assert any(str(word) in str(error.value) for word in (*options, value))
+
+
+REFERENCE = dict(backend='reference')
+CONFIGS = {name: config for name, (config, _) in CASES.items()}
+# Models, and the options by which all of their ops run the reference.
+ON_THE_REFERENCE = {
+    **{name: (CONFIGS[name], dict(mixer=REFERENCE)) for name in ('Vittt', 'ViT3', 'HViT3', 'T5')},
+    **{
+        inner: (CONFIGS['ViT3'] | dict(mixer=mixer), dict(mixer=mixer | REFERENCE))
+        for inner in ('GatedFC', 'DWConv', 'MLP')
+        for mixer in [dict(type='TTTMixer', inner=inner)]
+    },
+    'ViTAdapter': (
+        CONFIGS['ViTAdapter'] | dict(backbone=CONFIGS['Vittt'] | dict(mixer=REFERENCE)),
+        dict(deform_backend='reference'),
+    ),
+}
+
+
+@pytest.mark.parametrize('name', ON_THE_REFERENCE)
+def test_a_config_chooses_the_backend(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment names Triton, which runs nothing on a CPU, so every op needs the option."""
+    monkeypatch.setenv(_backend.VARIABLE, 'triton')
+    for op in _op.OPS.values():
+        # Of calls in another environment.
+        op.plans.clear()
+    config, options = ON_THE_REFERENCE[name]
+    image = torch.randn(2, 3, 32, 32)
+    with pytest.raises(RuntimeError, match='cannot run here: the tensors are on'):
+        build_model(config).eval()(image)
+    assert build_model(config | options).eval()(image)
+
+
+def test_a_backend_is_refused_where_no_op_does_the_training() -> None:
+    with pytest.raises(ValueError, match=r"backend='reference': no op does this training"):
+        TTTMixer(16, 2, 'GatedFC', epochs=2, backend='reference')
