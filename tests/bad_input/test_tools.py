@@ -123,7 +123,7 @@ def test_check_data(tools: Any, tmp_path: Path) -> None:
     evaluator = dict(type='CocoMetric', ann_file=str(root / 'b.json'))
     config(coco_dataset(root), split='val', val_evaluator=evaluator).dump(tmp_path / 'val.py')
     text = tools.error('check_data.py', tmp_path / 'val.py', '--no-images')
-    assert text.startswith("error: val_evaluator.ann_file is '")
+    assert "  error    val_evaluator.ann_file is '" in text
 
 
 def test_a_missing_toolbox_is_named_with_its_extra(run: Callable, tools: Any) -> None:

@@ -55,10 +55,7 @@ def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
         DataError: No class is a category, a file is not JSON, there is nothing to learn, a label is
             outside the classes, …, with a remedy.
     """
-    sets = datasets_of(cfg)
-    check_paths(sets, splits)
-    for text in other_annotations(sets, splits):
-        _log(text)
+    check_paths(datasets_of(cfg), splits)
     for findings in check_annotations(cfg, splits, thorough=False):
         if findings.errors:
             raise DataError(f'{findings.key}: {findings.errors[0]}')
@@ -94,28 +91,6 @@ def _missing(data: DatasetConfig, key: str, path: str) -> str:
         f'at {os.path.abspath(path)}, named by {key}); put or link it there'
         f'{by_variable}, or point elsewhere with --cfg-options {key}=PATH'
     )
-
-
-def other_annotations(sets: Sequence[DatasetConfig], splits: Sequence[str]) -> Iterator[str]:
-    """Yields a sentence for each evaluator with another annotation file than mmdet's data set.
-
-    With several data sets, an evaluator may read all their annotations from one file.
-    """
-    for split in splits:
-        datasets = [data for data in sets if data.split == split and not data.metric]
-        if len(datasets) != 1 or datasets[0].toolbox != 'mmdet':
-            continue
-        expected = datasets[0].paths.get('ann_file', '')
-        for metric in sets:
-            path = metric.paths.get('ann_file', '') if metric.metric else ''
-            if metric.split != split or not expected or not path:
-                continue
-            if os.path.realpath(path) != os.path.realpath(expected):
-                yield (
-                    f'{metric.key}.ann_file is {path!r}, and {datasets[0].key} reads {expected!r}: '
-                    'predictions are compared with the annotations of other images; set '
-                    f'{metric.key}.ann_file={expected}'
-                )
 
 
 def check_annotations(
@@ -161,7 +136,18 @@ def _check_boxes(
     cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings, scope: Scope
 ) -> None:
     classes, sets = dataset.metainfo.get('classes') or (), datasets_of(cfg)
-    several = sum((other.split, other.metric) == ('train', False) for other in sets) > 1
+    several = sum((other.split, other.metric) == (data.split, False) for other in sets) > 1
+    # An evaluator of several sets may read all their annotations from one file.
+    expected = '' if several else data.paths.get('ann_file', '')
+    same = [other.split for other in sets if other.config == data.config]
+    for metric in sets if expected else ():
+        path = metric.paths.get('ann_file') if metric.metric and metric.split in same else None
+        if path and os.path.realpath(path) != os.path.realpath(expected):
+            (findings.error if scope.thorough else findings.warn)(
+                f'{metric.key}.ann_file is {path!r}, and {data.key} reads {expected!r}: '
+                'predictions are compared with the annotations of other images; set '
+                f'{metric.key}.ann_file={expected}'
+            )
     check_coco(
         dataset,
         findings,
