@@ -23,10 +23,8 @@ def main() -> None:
     with cli.plain_errors():
         from mmvttt.openmmlab.config import load_config
         from mmvttt.openmmlab.reliability.data import annotations
-        from mmvttt.openmmlab.reliability.data.dataset_config import datasets_of
 
         config = load_config(args.config, cfg_options=args.cfg_options)
-        annotations.check_paths(datasets_of(config), args.splits)
         images = not args.no_images
         for findings in annotations.check_annotations(config, args.splits, images=images):
             print(cli.printable(findings))

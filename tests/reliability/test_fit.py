@@ -168,7 +168,7 @@ def test_augmented_tests_on_several_processes(monkeypatch: pytest.MonkeyPatch) -
     model.test_step = lambda data: None
     wrapped = Wrapper(dict(module=Average(model)))
     assert bare_model(model) is bare_model(Average(model)) is bare_model(wrapped) is model
-    runner = SimpleNamespace(model=wrapped, cfg={})
+    runner = SimpleNamespace(model=wrapped, cfg={}, test_dataloader=SimpleNamespace(dataset=()))
     require_weights(runner, model.state_dict(), 'a.pth', whole=True)
 
 

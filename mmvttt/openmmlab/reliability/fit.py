@@ -141,7 +141,7 @@ def _same_groups(groups: list[dict], saved: Mapping[str, Any]) -> bool:
 def require_weights(runner: Runner, content: Any, source: str, whole: bool = False) -> None:
     """Compares the `content` of the checkpoint `source` with a runner's model, and its images.
 
-    See `require_some`, or with `whole` `require_whole`.
+    See `require_some`, or with `whole` `require_whole`; then it has the classes of the test set.
     """
     source = shown(source)
     if isinstance(runner.model, dict):
@@ -154,6 +154,10 @@ def require_weights(runner: Runner, content: Any, source: str, whole: bool = Fal
         here = preparation_of(runner.cfg, 'test' if whole else 'train', preprocessor)
         warn_of_other_images(source, saved_preparation(content), here)
     (require_whole if whole else require_some)(model, named_tensors(content, source), source)
+    if whole:
+        # Last: another model says more than other classes.
+        metainfo = getattr(runner.test_dataloader.dataset, 'metainfo', {})
+        require_same_classes(content, source, metainfo.get('classes'))
 
 
 def require_same_classes(content: Any, source: str, classes: Sequence[str] | None) -> None:

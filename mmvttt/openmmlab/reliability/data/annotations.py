@@ -55,7 +55,6 @@ def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
         DataError: No class is a category, a file is not JSON, there is nothing to learn, a label is
             outside the classes, …, with a remedy.
     """
-    check_paths(datasets_of(cfg), splits)
     for findings in check_annotations(cfg, splits, thorough=False):
         if findings.errors:
             raise DataError(f'{findings.key}: {findings.errors[0]}')
@@ -100,9 +99,13 @@ def check_annotations(
     thorough: bool = True,
     images: bool = True,
 ) -> Iterator[Findings]:
-    """Yields the findings in each data set of a supported format; the options are `Scope`'s."""
+    """Yields the findings in each data set of a supported format; the options are `Scope`'s.
+
+    Raises a MissingDataError first, see `check_paths`.
+    """
     checked: list[tuple[DatasetConfig, Findings]] = []
-    for data in datasets_of(cfg):
+    check_paths(sets := datasets_of(cfg), splits)
+    for data in sets:
         toolbox = data.toolbox if data.split in splits and not data.metric else None
         if toolbox is None or data.remote or data.config in [other.config for other, _ in checked]:
             continue
