@@ -58,38 +58,29 @@ def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
     for findings in check_annotations(cfg, splits, thorough=False):
         if findings.errors:
             raise DataError(f'{findings.key}: {findings.errors[0]}')
-        for warning in findings.warnings:
-            _log(f'{findings.key}: {warning}')
+        # All ranks read the same data; one of them logs.
+        for warning in findings.warnings if os.environ.get('RANK', '0') == '0' else ():
+            print_log(f'{findings.key}: {warning}', 'current', logging.WARNING)
 
 
-def _log(text: str) -> None:
-    # All ranks read the same data; one of them logs.
-    if os.environ.get('RANK', '0') == '0':
-        print_log(text, 'current', logging.WARNING)
-
-
-def check_paths(sets: Sequence[DatasetConfig], splits: Sequence[str] = SPLITS) -> None:
-    """Checks that the folders and annotation files of data sets exist, see `check_data`.
+def check_paths(sets: Sequence[DatasetConfig], splits: Sequence[str]) -> None:
+    """Checks that the folders and annotation files of the data sets exist, see `check_data`.
 
     Skips remote paths (`s3://…`), storage backends (`backend_args`) and downloaded data. A
     MissingDataError names what is missing, and how to change the path.
     """
-    for data in sets:
-        for key, path in data.paths.items() if data.split in splits else ():
-            if not os.path.exists(path):
-                raise MissingDataError(_missing(data, key, path))
-
-
-def _missing(data: DatasetConfig, key: str, path: str) -> str:
     root = os.environ.get('MMVTTT_DATA', 'data/')
-    by_variable = ', set the environment variable MMVTTT_DATA' if path.startswith(root) else ''
-    kind = 'annotation file' if key == 'ann_file' else 'folder'
-    key = f'{data.key}.{key}'
-    return (
-        f'The {data.split} data is missing: the {kind} {path!r} does not exist (expected '
-        f'at {os.path.abspath(path)}, named by {key}); put or link it there'
-        f'{by_variable}, or point elsewhere with --cfg-options {key}=PATH'
-    )
+    for data in sets:
+        for name, path in data.paths.items() if data.split in splits else ():
+            if os.path.exists(path):
+                continue
+            variable = ', set the environment variable MMVTTT_DATA' if path.startswith(root) else ''
+            kind, key = 'annotation file' if name == 'ann_file' else 'folder', f'{data.key}.{name}'
+            raise MissingDataError(
+                f'The {data.split} data is missing: the {kind} {path!r} does not exist (expected '
+                f'at {os.path.abspath(path)}, named by {key}); put or link it there{variable}, or '
+                f'point elsewhere with --cfg-options {key}=PATH'
+            )
 
 
 def check_annotations(
