@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -301,10 +302,13 @@ def test_pictures_that_are_learned_and_measured(
         cfg.train_dataloader, cfg.test_dataloader = None, cfg.val_dataloader
         assert not [w for f in check_annotations(cfg, thorough=False) for w in f.warnings]
     (tmp_path / 'link').symlink_to(boxes)
+    shutil.copytree(boxes, tmp_path / 'copy')
+    (tmp_path / 'copy/images/3.jpg').write_bytes((boxes / 'images/0.jpg').read_bytes())
     cfg = config(coco_dataset(boxes))
-    cfg.val_dataloader = dict(dataset=coco_dataset(tmp_path / 'link'))
-    _, report = check_annotations(cfg, ('train', 'val'), thorough=False)
-    assert '4 of 4 pictures' in report.warnings[0]
+    for place, count in (('copy', 3), ('link', 4)):
+        cfg.val_dataloader = dict(dataset=coco_dataset(tmp_path / place))
+        _, report = check_annotations(cfg, ('train', 'val'), thorough=False)
+        assert f'{count} of 4 pictures' in report.warnings[0]
     cfg.train_dataloader.dataset.indices, cfg.val_dataloader.dataset.indices = [0, 1], [2, 3]
     _, report = check_annotations(cfg, ('train', 'val'), thorough=False)
     assert not report.warnings

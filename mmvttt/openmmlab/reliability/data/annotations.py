@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from filecmp import cmp
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -283,7 +284,12 @@ def _compare_files(
     divided = any(not isinstance(d.config.get('indices', 0), int) for d in (former, data))
     if former.split != 'train' or data.split == 'train' or divided:
         return
-    shared = first.files & other.files
+    # A copy has the same name in another folder.
+    names = {os.path.basename(path): path for path in first.files}
+    pairs = [(p, names.get(os.path.basename(p), '')) for p in other.files - first.files]
+    pairs = [pair for pair in pairs if all(map(os.path.isfile, pair))]
+    copies = {path for path, twin in pairs if cmp(path, twin, shallow=False)}
+    shared = first.files & other.files | copies
     if shared and os.path.isdir(min(shared)):
         other.warn(f'the folder {min(shared)!r} is also read by {first.key}, which learns it')
     elif shared:
