@@ -55,6 +55,9 @@ class CheckpointHook(hooks.CheckpointHook):
         self._saved_iter: int | None = None
         self._states: HookStates | None = None
         self._resumed_states: Any = None
+        # Whether a best checkpoint is being written, and the regular one to write again after it.
+        self._in_best = False
+        self._again: tuple[int, dict] | None = None
         self._requests = Requests()
 
     def before_train(self, runner: Runner) -> None:
@@ -121,6 +124,15 @@ class CheckpointHook(hooks.CheckpointHook):
                 f'{self._requests.name}: stopped with {self.last_ckpt}; --resume continues it'
             )
             raise Preempted(self.exit_code)
+
+    def after_val(self, runner: Runner) -> None:
+        """Writes the last checkpoint again, with a new best score.
+
+        By now all hooks have counted the validation, which a resume does not repeat.
+        """
+        if self._again is not None:
+            (step, meta), self._again = self._again, None
+            self._save_checkpoint_with_step(runner, step, meta)
 
     def after_train(self, runner: Runner) -> None:
         """Stops listening."""
@@ -189,6 +201,9 @@ class CheckpointHook(hooks.CheckpointHook):
         write_whole(Path(runner.work_dir, 'last_checkpoint'), path.encode())
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
+        if self._in_best:
+            self._again = step, meta
+            return
         self._require_good_weights(runner)
         self._rotation.regular(step)
         self._write(runner, self.filename_tmpl.format(step), meta, self.by_epoch)
@@ -201,10 +216,12 @@ class CheckpointHook(hooks.CheckpointHook):
             isdir=lambda _: False,
             remove=self._rotation.replace,
         )
+        self._in_best = True
         super()._save_best_checkpoint(runner, metrics)
-        self.file_backend = self._files
-        # If no regular one was written since.
-        self._rotation.remove_replaced(self._files, self.last_ckpt)
+        self._in_best, self.file_backend = False, self._files
+        # `after_val` does it after the regular one, which is written again.
+        if self._again is None:
+            self._rotation.remove_replaced(self._files, self.last_ckpt)
 
 
 def _updated(runner: Runner) -> bool:

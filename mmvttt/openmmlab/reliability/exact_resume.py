@@ -222,8 +222,9 @@ class _ExactLoop(BaseLoop):
         due = done >= self.val_begin and (done % self.val_interval == 0 or done == end)
         if due and self.runner.val_loop is not None:
             seed_everything((*self._key(VALIDATION), self._iter))
-            self.runner.val_loop.run()
+            # Before, for the checkpoint that is written again at the end of the validation.
             self.runner.message_hub.update_info(VALIDATED, self._iter)
+            self.runner.val_loop.run()
 
     def _validated(self) -> bool:
         """Whether this step's validation is done, or it is the first step."""
