@@ -19,9 +19,7 @@ TORCH_INDEX ?=
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 DEMO_DIR := work_dirs/demo
-# The demo's products are small: more threads than a few wait for each other. Where other programs have
-# the cores, threads that wait by spinning take twenty times as long.
-export OMP_WAIT_POLICY ?= passive
+# The demo's products are small: more threads than a few wait for each other.
 export OMP_NUM_THREADS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 
 QUICK := $(addprefix tests/,models/test_contract.py models/test_mixer_contract.py models/test_layers.py \
