@@ -23,8 +23,8 @@ def command_line(doc: str | None) -> argparse.ArgumentParser:
     A tool imports what it needs after it has parsed its arguments: --help is quick, and works on
     any machine.
     """
-    # torch's threads wait for each other by spinning, for milliseconds: where other programs have the
-    # cores, steps take many times as long. It reads this when it is imported.
+    # Threads of torch wait for each other by spinning, for milliseconds: where other programs have
+    # the cores, steps take many times as long. torch reads this when it is imported.
     os.environ.setdefault('GOMP_SPINCOUNT', '3000')
     return argparse.ArgumentParser(
         prog=f'mmvttt {tool_name(sys.argv[0])}',
