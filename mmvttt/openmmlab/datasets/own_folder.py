@@ -27,7 +27,7 @@ _PARTS = dict(
     testing='test',
 )  # fmt: skip
 IGNORED = 255
-# What systems and notebooks write beside a user's files.
+# Files that systems and notebooks write beside a user's.
 _HIDDEN = re.compile(r'(^|/)(\.|__MACOSX/)')
 
 
@@ -248,7 +248,7 @@ def _yolo(root: Path, files: list[Path], images: list[Path]) -> Read:
     return list(map(str, names.values())), pictures
 
 
-# What CVAT's YOLO 1.1, Roboflow's Darknet, and labelImg and Label Studio write beside the labels.
+# Lists of the classes: CVAT's YOLO 1.1, Roboflow's Darknet, labelImg's and Label Studio's.
 _NAMES = 'obj.names', '_darknet.labels', 'classes.txt'
 
 
