@@ -72,7 +72,7 @@ def triton_version() -> TorchVersion:
 
 @functools.cache
 def load_kernel(op: str, backend: str = 'triton') -> ModuleType | str:
-    """Imports the module of an op's kernels, once; returns the reason as a string if it cannot."""
+    """Imports the module of an op's kernels once, or returns as a string why that fails."""
     name = f'{__package__}.{op}.{_MODULES[backend]}'
     if importlib.util.find_spec(name) is None:
         return f'this version has no {_NAMES[backend]} kernel for {op}'
@@ -173,7 +173,7 @@ def choose(
 
 
 def available() -> dict[str, dict[str, str | None]]:
-    """Reasons why backends cannot run on this machine, by op; None if they can.
+    """Reasons why backends cannot run on this machine, by op, or None if they can.
 
     Returns:
         {op: {'triton': reason or None, 'numba': reason or None, 'reference': None}}.

@@ -114,13 +114,13 @@ def layout(x: Any) -> Any:
 
 
 def folder() -> Path:
-    """The user's cache; without a home nothing can be written there."""
+    """The user's cache. Without a home directory it cannot be written."""
     cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
     return Path(os.devnull if cache.startswith('~') else cache) / 'ttt_kernels'
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A kept verdict; None for anything else."""
+    """A kept verdict, or None for anything else."""
     try:
         kept = json.loads(path.read_text()) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
@@ -215,7 +215,7 @@ def command() -> list[str]:
 
 
 def ask(key: dict[str, str], request: dict[str, Any]) -> tuple[str | None, str]:
-    """The verdict of a new process; None without one, and why."""
+    """The verdict of a new process, or None without one, and why."""
     # Only an answer to this question counts, not an exit status.
     nonce = secrets.token_hex(16)
     try:

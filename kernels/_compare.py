@@ -30,7 +30,7 @@ class Examples:
         return torch.randn(shape, generator=self.generator, dtype=torch.float64)
 
     def tokens(self, *shape: int) -> Tensor:
-        """`(B, N, …)` of a size between .1 and .4, by image; neighbours correlate by .9."""
+        """`(B, N, …)` of a size between .1 and .4, by image. Neighbours correlate by .9."""
         x = self.normal(*shape)
         for t in range(1, shape[1]):
             x[:, t] = 0.9 * x[:, t - 1] + 0.19**0.5 * x[:, t]
@@ -39,7 +39,7 @@ class Examples:
 
 
 def examples(op: Op, layouts: list[Any]) -> Args:
-    """Arguments for these layouts, on the CPU; tensors are dense."""
+    """Arguments for these layouts: dense tensors on the CPU."""
     new, args = Examples(), []
     for name, layout in zip(op.names, layouts, strict=True):
         if not isinstance(layout, dict):

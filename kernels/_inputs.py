@@ -20,7 +20,7 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def autocasting(device: torch.device) -> bool:
-    """True where autocast is on for `device`; the meta device has none.
+    """Whether autocast is on for `device`. The meta device has no autocast.
 
     (torch 2.11 cannot trace `torch.amp.is_autocast_available`.)
     """
@@ -28,7 +28,7 @@ def autocasting(device: torch.device) -> bool:
 
 
 def to_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Casts tokens to the autocast dtype where autocast is on; fp64 stays, as in torch's own rules.
+    """Casts tokens to the autocast dtype where autocast is on. As in torch, fp64 is not cast.
 
     `torch.library.register_autocast` would cast the parameters too, which must stay fp32.
     """
@@ -140,7 +140,7 @@ def check_number(op: str, name: str, value: float, least: float = -math.inf) -> 
 
 
 def check_damped_step(op: str, scale: float, damping: bool) -> None:
-    """Checks the options of ViT³'s inner step; a `damping` of 'no' would count as True."""
+    """Checks the options of ViT³'s inner step. A `damping` of 'no' would count as True."""
     check_number(op, 'scale', scale)
     if not isinstance(damping, bool):
         raise TypeError(f'{op}: damping must be True or False, got {damping!r}')

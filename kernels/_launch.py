@@ -72,7 +72,7 @@ def of_batch(count: int) -> int:
 
 @contextmanager
 def recorded() -> Iterator[list[str]]:
-    """Launches nothing inside; yields the list of the launches, each as `Launch.variant`."""
+    """Launches nothing inside. Yields the list of the launches, each as `Launch.variant`."""
     record: list[str] = []
     token = _RECORD.set(record)
     try:
@@ -89,7 +89,7 @@ def on(x: Tensor) -> AbstractContextManager:
 
 
 class Launch:
-    """A launch of a kernel with what a layout decides; a call adds the tensors and numbers.
+    """A launch of a kernel with all that the layout decides. A call adds the tensors and numbers.
 
     Triton looks for the compiled kernel by all arguments of a launch, for 15 to 45 µs. Here the
     layout has decided all but whether the tensors begin at multiples of 16 bytes. If they do, the
@@ -106,7 +106,7 @@ class Launch:
         self.compiled: Callable[..., None] | None = None
 
     def variant(self, given: dict[str, Any]) -> str:
-        """All that decides which compiled kernel a launch runs; sizes that do not are left out."""
+        """All that decides which compiled kernel a launch runs, without the sizes that do not."""
         parameters = {p.name: p for p in getattr(self.kernel, 'params', ())}
         kinds: dict[str, Any] = {}
         for name, x in {**self.constants, **given}.items():
@@ -182,7 +182,7 @@ def precision(dtype: torch.dtype) -> str:
 
 
 def most_registers(count: int) -> dict[str, int]:
-    """Launch option that limits the registers of a thread; Triton has it for NVIDIA alone."""
+    """Launch option that limits the registers of a thread. Triton has it only for NVIDIA."""
     return {} if torch.version.hip else {'maxnreg': count}
 
 
@@ -220,7 +220,7 @@ def pad(*tensors: Tensor, dims: tuple[int, ...] = DIMS, axes: int = 1) -> list[T
 
 
 def unpad(*tensors: Tensor, width: int, axes: int = 1) -> list[Tensor]:
-    """Undoes `pad`; the results are contiguous."""
+    """Undoes `pad`. The results are contiguous."""
     if tensors[0].shape[-1] == width:
         return [x.contiguous() for x in tensors]
     corner: tuple[Any, ...] = (..., *[slice(width)] * axes)

@@ -62,7 +62,7 @@ def jit(function: Callable) -> Callable:
 
 
 def _or_compile(step: Callable[..., Any], *arguments: Any) -> Any:
-    """A step of numba's cache; None if it fails, as for a kernel that is not in the cache."""
+    """A step of numba's cache, or None if it fails, as for a kernel that is not in the cache."""
     try:
         result = step(*arguments)
         if result is None and step.__name__ == 'load_overload':
@@ -179,7 +179,7 @@ def round_to_bf16(x, count, dim):
 
 @inlined
 def load(out, x, place, first, count, dim):
-    """Loads `count` tokens of `x` from `first` on; sets the rows below them to zero.
+    """Loads `count` tokens of `x` from `first` on and sets the rows below them to zero.
 
     `place`: offset of the first token in `x`, whose memory is one row, and the stride to the next.
     """

@@ -2,7 +2,7 @@
 
 `Op` makes of a record the registered op and its gradient op, their shapes for tracing, FLOPs and
 decompositions. Compilers, exporters, vmap, dispatch modes and tensor subclasses get the registered
-op; derivatives that it lacks go by the definition. An eager call goes straight to the
+op. Derivatives that it lacks are computed from the definition. An eager call goes straight to the
 implementation, through an `autograd.Function` where a gradient is needed. Checks, casts and the
 choice of a backend depend on the arguments' layout only, and are made once for each.
 """
@@ -33,7 +33,7 @@ MOST_PLANS = 4096
 
 
 def _find_probes() -> tuple[Callable[[], Any], ...] | None:
-    """torch's private tests for transforms, dispatch modes and tracing; None if one is missing."""
+    """torch's private tests for transforms, dispatch modes and tracing, None if one is missing."""
     try:
         probes = (
             torch._C._are_functorch_transforms_active,
@@ -59,7 +59,7 @@ def is_eager() -> bool:
 
 
 def _picker(indices: Sequence[int]) -> Callable[[Args], Args]:
-    """A function that picks items of a tuple; `itemgetter` of one index returns no tuple."""
+    """A function that picks items of a tuple. Of one index, `itemgetter` returns no tuple."""
     return itemgetter(*indices) if len(indices) > 1 else lambda args: (args[indices[0]],)
 
 
@@ -167,7 +167,7 @@ class Op:
         return out if isinstance(out, tuple) else (out,)
 
     def _key(self, args: Args) -> list[Any] | None:
-        """The layout of the arguments; None if only the registered op takes them."""
+        """The layout of the arguments, or None if only the registered op takes them."""
         key: list[Any] = []
         for x in args:
             kind = type(x)
@@ -183,7 +183,7 @@ class Op:
         return key
 
     def _plan(self, args: Args, backend: str | None) -> Plan | None:
-        """The plan of an eager call; None if only the registered op takes its arguments."""
+        """The plan of an eager call, or None if only the registered op takes its arguments."""
         try:
             layout, device = self._key(args), args[0].device.type
             if layout is None or device == 'meta':
@@ -264,7 +264,7 @@ class Op:
     def run_backward(
         self, implementation: ModuleType, grads: Grads, args: Args, kept: Grads, needs: Args
     ) -> Grads:
-        """Gradients of the tensors by an implementation; None for those that are not needed."""
+        """Gradients of the tensors by an implementation, or None for those that are not needed."""
         grads = [*map(_usual, grads)]
         with _without_autocast(args[0]) if implementation is self.reference else _NOTHING:
             out = implementation.backward(grads, args, kept)
@@ -287,7 +287,7 @@ class Op:
         backend: str,
         implementation: ModuleType | None,
     ) -> Grads:
-        """Gradients of the tensors; `needs` says which."""
+        """Gradients of the tensors for which `needs` is true."""
         grads = grads[: self.results]
         # From a function that has no gradient for its input.
         if grads[0] is None and all(g is None for g in grads):
@@ -310,7 +310,7 @@ class Op:
         return [g if need else None for g, need in zip(found, needs, strict=True)]
 
     def _function(self) -> type[torch.autograd.Function]:
-        """The function of eager calls; profilers show its name."""
+        """The autograd function of eager calls. Profilers show its name."""
 
         def forward(ctx: Any, plan: Plan, grad: bool, *tensors: Tensor | None) -> Any:
             keep = grad and True in ctx.needs_input_grad
@@ -431,6 +431,6 @@ class Op:
 def decompositions() -> dict[Any, Callable]:
     """Decompositions of the ops' forward passes into torch's operators and `scan`, by overload.
 
-    For `torch.export.ExportedProgram.run_decompositions`, and so for ONNX; sizes may be symbols.
+    For `torch.export.ExportedProgram.run_decompositions`, and so for ONNX. Sizes may be symbolic.
     """
     return {op.registered: op.reference.exported for op in OPS.values()}

@@ -34,7 +34,7 @@ def _pointers(base, first, stride, D: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_tokens(base, first, last, stride, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Loads tokens `(BLOCK, D)` from `first` on; zeros from `last` on add nothing to sums."""
+    """Loads tokens `(BLOCK, D)` from `first` on. Zeros from `last` on add nothing to sums."""
     inside = first + tl.arange(0, BLOCK) < last
     return tl.load(_pointers(base, first, stride, D, BLOCK), mask=inside[:, None], other=0.0)
 
@@ -54,7 +54,7 @@ def channel_pointers(base, pixels, stride, channels):
 
 @triton.jit
 def load(base, pixels, last, stride, channels, D):
-    """Loads some channels of tokens or pixels; zeros from `last` and from D on."""
+    """Loads some channels of tokens or pixels, and zeros from `last` and from D on."""
     inside = (pixels < last)[:, None] & (channels < D)[None, :]
     return tl.load(channel_pointers(base, pixels, stride, channels), mask=inside, other=0.0)
 
@@ -101,7 +101,7 @@ MMA_SYNC = tl.constexpr('mma.sync')
 
 @triton.jit
 def dot(x, y, ACC: tl.constexpr, PRECISION: tl.constexpr):
-    """`x y`, batched if there are several matrices; accumulates in ACC."""
+    """`x y`, batched if there are several matrices, accumulated in ACC."""
     if PRECISION == MMA_SYNC:
         z = _add_rows(tl.zeros((x.shape[0], y.shape[1]), ACC), x, y)
     elif _in_three(x, PRECISION):

@@ -1,4 +1,4 @@
-"""`mmvttt TOOL …` runs a tool; `mmvttt` alone reports versions, patches, and usable kernels.
+"""`mmvttt TOOL …` runs a tool. `mmvttt` reports versions, patches, and usable kernels.
 
 The same as `python -m mmvttt`. The report works on a broken installation: a package that cannot be
 imported is a line of it.
@@ -87,7 +87,7 @@ def versions() -> list[str]:
 
 
 def patch_lines(details: bool = False) -> list[str]:
-    """One line for all patches; with `details`, one for each."""
+    """One line for all patches, or with `details` one for each."""
     if find_spec('mmengine') is None:
         return ['none: OpenMMLab is not installed']
     try:

@@ -53,7 +53,7 @@ def check_part(name: str, value: Any, allowed: str = 'a fraction in [0, 1]') -> 
 
 
 def check_choice(name: str, value: Any, choices: Collection) -> None:
-    """Checks that a value is one of a few; the error names them all."""
+    """Checks that a value is one of a few, all of which the error names."""
     # An unhashable value would fail in a dict look-up.
     if value not in list(choices):
         raise OptionError(f'{name}={value!r}: choose one of {", ".join(map(repr, choices))}.')
@@ -83,7 +83,7 @@ def checked_size(name: str, value: Any) -> tuple[int, int]:
 
 
 def checked_head_dims(embed_dims: int, num_heads: int) -> int:
-    """Channels of one head; checks that the heads divide the channels."""
+    """Checks that the heads divide the channels, and returns the channels of one."""
     check_int('embed_dims', embed_dims)
     check_int('num_heads', num_heads)
     if embed_dims % num_heads:

@@ -21,7 +21,7 @@ NAMES = {'pedestrians': 'maskrcnn_vittt_nano_pedestrians'}
 def resolve(
     model: str | os.PathLike[str], checkpoint: str | os.PathLike[str] | None = None
 ) -> tuple[str, str]:
-    """Finds the config and the weights of a model; published weights have the config's name.
+    """Finds the config and the weights of a model. Published weights have the config's name.
 
     Raises:
         UsageError: There is no checkpoint, and nobody has published one.
@@ -46,13 +46,13 @@ def load(
     """Opens a trained model: its `predict(photo)` returns boxes, scores, masks, labels as arrays.
 
     Args:
-        model: A config: a file, or the name of one of mmvttt's; or 'pedestrians'.
-        checkpoint: The weights; may be left out for published ones (`mmvttt weights`).
-        device: Where to run; default: a GPU if there is one.
+        model: A config (a file, or the name of one of mmvttt's) or 'pedestrians'.
+        checkpoint: The weights, by default the published ones (`mmvttt weights`).
+        device: Where to run, by default a GPU if there is one.
         cfg_options: Dotted keys of the config and their values.
 
     Raises:
-        UsageError: OpenMMLab or the model's toolbox is not installed, or there is no such model.
+        UsageError: OpenMMLab or the model's toolbox is not installed, or the model is unknown.
         CheckpointError: The checkpoint cannot be read, or would leave parameters at random.
     """
     config, weights = resolve(model, checkpoint)
@@ -87,16 +87,16 @@ def _require_openmmlab(what: str) -> None:
 def find_model(
     name: str, options: dict[str, Any] | None = None, weightless: bool = False
 ) -> NamedModel:
-    """Builds a model without its data set; only timm's names with a tag bring weights.
+    """Builds a model without its data set. Only timm's names with a tag bring weights.
 
     Args:
         name: A config file, the name of one of mmvttt's configs (`vittt_t_in1k`), or a model of
             timm's registry, in which mmvttt's are. Configs need OpenMMLab.
-        options: Dotted keys of the config and their values; arguments of timm's model.
+        options: Dotted keys of the config and their values, or arguments of timm's model.
         weightless: Build it on the meta device if its code allows that.
 
     Raises:
-        UsageError: There is no such model, or it cannot be built with the options.
+        UsageError: The model is unknown, or cannot be built with the options.
     """
     import timm
 

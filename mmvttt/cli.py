@@ -139,7 +139,7 @@ new_folder = partial(_tried, check_new_folder)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """The option --device; without it a tool takes `default_device()`."""
+    """The option --device, by default `default_device()`."""
     help = 'default: a GPU if there is one'
     parser.add_argument('--device', type=usable_device, help=help)
 

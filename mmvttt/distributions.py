@@ -50,7 +50,7 @@ _BRINGS = {
 
 
 def missing(module: str) -> str | None:
-    """A sentence with the extra that brings a module that is missing; None for other modules."""
+    """A sentence with the extra that brings a module that is missing, or None for other modules."""
     package = module.partition('.')[0]
     if package in ('mmengine', 'mmcv', 'cv2', 'rich'):
         return (

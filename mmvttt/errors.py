@@ -46,7 +46,7 @@ class CheckpointError(ValueError):
 
 
 class CheckpointMissingError(CheckpointError, FileNotFoundError):
-    """There is no such checkpoint."""
+    """The checkpoint does not exist."""
 
 
 class CheckpointMismatchError(CheckpointError):
@@ -54,7 +54,7 @@ class CheckpointMismatchError(CheckpointError):
 
 
 class ResumeError(CheckpointError):
-    """A training cannot be resumed from a checkpoint; `advice` names options of `mmvttt train`."""
+    """A training cannot be resumed from a checkpoint. `advice` names options of `mmvttt train`."""
 
     def __init__(self, problem: str, advice: str = '') -> None:
         super().__init__(f'{problem}; {advice}' if advice else problem)

@@ -32,7 +32,7 @@ class NamedModel:
         config: Its config, or None for timm's models.
         dense: Wraps the model, or its backbone, as the part whose work does not depend on the
             content of an image.
-        weights: Where its weights come from; '' for random ones.
+        weights: Where its weights come from, or '' for random ones.
     """
 
     name: str
@@ -94,7 +94,7 @@ def find_timm(
     """Builds a model of timm's registry, in which mmvttt's are, for images of any size.
 
     Args:
-        name: Its name; with a tag, as timm has them, its weights are loaded.
+        name: Its name. With a tag, as timm has them, its weights are loaded.
         arguments: Its arguments.
         weightless: Build it on the meta device if its code allows that.
 

@@ -1,4 +1,4 @@
-"""Opens image files; nothing else in the package decodes one with Pillow."""
+"""Opens image files. Only this module of the package decodes them with Pillow."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LargeImageError(ImageError):
 
 
 def open_image(path: str | os.PathLike[str]) -> tuple[Image.Image, bool]:
-    """Decodes a whole file; returns its image and whether it has 16 bits a channel.
+    """Decodes a whole file, and returns its image and whether it has 16 bits a channel.
 
     Pillow reads only the upper 8 of 16 bits a channel of colours.
 
@@ -74,7 +74,7 @@ def open_image(path: str | os.PathLike[str]) -> tuple[Image.Image, bool]:
 
 
 def open_picture(path: str | os.PathLike[str]) -> Image.Image:
-    """Opens a photograph as OpenCV does: RGB, upright, the upper 8 of 16 bits; see `open_image`.
+    """Opens a photograph as OpenCV does: RGB, upright, the upper 8 of 16 bits (see `open_image`).
 
     Warns if the upper 8 bits hold hardly anything.
     """

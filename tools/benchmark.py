@@ -72,7 +72,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def networks(args: argparse.Namespace) -> Iterator[tuple[str, str, nn.Module]]:
-    """Names, ways and networks: each eager, then by a CUDA graph, compiled; then files."""
+    """Names, ways and networks: each eager, by a CUDA graph and compiled, then files."""
     from mmvttt.by_name import find_model
     from mmvttt.deploy.runtime import open_exported
 

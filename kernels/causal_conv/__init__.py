@@ -18,7 +18,7 @@ def causal_conv(
     directions: tuple[str, ...] = ('forward', 'backward'),
     backend: str | None = None,
 ) -> tuple[Tensor, ...]:
-    """Filters every scan along its tokens; a token sees itself and its past (Algorithm 1, l. 10).
+    """Filters every scan along its tokens, each from itself and its past (Algorithm 1, l. 10).
 
     With K taps, `y[t] = Σ_j weight[j]·x[t − (K − 1 − j)]` in a 'forward' scan, and
     `x[t + (K − 1 − j)]` in a 'backward' one, whose past lies at larger t; a scan is zero before its
@@ -31,7 +31,7 @@ def causal_conv(
             packed projection.
         weights: one or two `(R, C, K)`, fp32 (fp64 where x is fp64).
         directions: per scan, 'forward' or 'backward'. The output of token t stands at t in both.
-        backend: 'triton', 'numba' or 'reference' forces one; see `ttt_kernels`.
+        backend: 'triton', 'numba' or 'reference' forces one (see `ttt_kernels`).
 
     Sums are kept in the dtype of the weights. Under autocast x goes to the autocast dtype, the
     weights stay fp32.

@@ -25,7 +25,7 @@ MOST_TAPS = 8
 
 @triton.jit
 def _load(base, tokens, stride, channels, T, C):
-    """Loads the rows `tokens`; zeros outside 0…T − 1."""
+    """Loads the rows `tokens`, and zeros outside 0…T − 1."""
     inside = ((tokens >= 0) & (tokens < T))[:, None] & (channels < C)[None, :]
     pointers = base + tokens.to(tl.int64)[:, None] * stride + channels[None, :]
     return tl.load(pointers, mask=inside, other=0.0)
@@ -175,14 +175,14 @@ _WARPS = 4
 
 
 def config(kernel: str, channels: int) -> dict[str, int]:
-    """Options to compile a kernel for C channels with; they depend on neither dtype nor GPU."""
+    """Compile options of a kernel for C channels, which depend on neither dtype nor GPU."""
     columns = min(_CHANNELS, max(_launch.power_of_2(channels), 16))
     rows = _ROWS[kernel] * _CHANNELS // columns
     return {'ROWS': rows, 'CHANNELS': columns, 'num_warps': _WARPS}
 
 
 def unsupported_reason(args: Args) -> str | None:
-    """Reason why the kernels cannot run with these arguments; None where they can."""
+    """Reason why the kernels cannot run with these arguments, or None where they can."""
     x, weight = args.x, args.weight
     if weight.shape[-1] > MOST_TAPS:
         return f'K is {weight.shape[-1]}; the kernels have at most {MOST_TAPS} taps'
@@ -199,7 +199,7 @@ def _planned(
     ways: str,
     *strides: tuple[int, ...],
 ) -> tuple[int, _launch.Launch]:
-    """Splits of each sum, and a launch; strides of x, or of dy, dz and x for the backward pass."""
+    """Splits of each sum, and a launch. Strides are x's, in the backward pass dy's, dz's, x's."""
     *grads, x = strides
     batch, tokens, scans, channels = shape
     options = config('backward' if grads else 'forward', channels)

@@ -61,7 +61,7 @@ def _kernel(weight: Tensor, ways: str) -> Tensor:
 
 @torch.no_grad()
 def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
-    """One `(B, T, R, C)` for each weight; the second is empty where `other` is None."""
+    """One `(B, T, R, C)` for each weight. The second is empty where `other` is None."""
     x, weight, other, ways = args
     scans = len(ways)
     past = _image(padded(x, weight.shape[-1] - 1, ways))
@@ -74,7 +74,7 @@ def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
 
 
 def completed(grads: Grads, other: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Gradients of both results; zeros where one is unused, None where there is no second one."""
+    """Gradients of both results: zeros where one is unused, None where there is no second one."""
     dy, dz = grads
     if other is None:
         dz = None

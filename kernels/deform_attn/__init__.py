@@ -26,7 +26,7 @@ def deform_attn(
     """Weighted sum of L·P bilinear samples of a feature pyramid for every query.
 
     B images, S = Σ h·w pixels of L levels, H heads of d channels, Q queries, P points a level.
-    Pixel centres are at ((x + ½)/w, (y + ½)/h) (align_corners=False); a level is zero outside.
+    Pixel centres are at ((x + ½)/w, (y + ½)/h) (align_corners=False). A level is zero outside.
 
     Args:
         value: `(B, S, H, d)`, the levels one after the other, each row by row; fp32, bf16, fp16
@@ -38,7 +38,7 @@ def deform_attn(
             or the dtype of `value`. Points may lie outside.
         attention_weights: `(B, Q, H, L, P)`, fp32 or the dtype of `value`; used as given, without a
             softmax.
-        backend: 'triton', 'numba' or 'reference' forces one; see `ttt_kernels`.
+        backend: 'triton', 'numba' or 'reference' forces one (see `ttt_kernels`).
 
     Positions, weights and sums are computed in fp32 (fp64 for fp64). Autocast casts `value` but not
     the locations: half precision cannot resolve neighbouring pixels of a large image. The same

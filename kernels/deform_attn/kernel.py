@@ -1,4 +1,4 @@
-"""Triton kernels of deformable attention: one forward; backward by points, a sort, then by pixels.
+"""Triton kernels of deformable attention: a forward pass, and a backward pass by points and pixels.
 
 A *row* is one head of one query, b·Q·H + q·H + h, and has L·P points; a point belongs to the cell
 between four pixels, named by its top left pixel. A program of `_forward` and `_backward_points`
@@ -27,7 +27,7 @@ _INT32 = 2**31 - 1
 
 @triton.jit
 def _locate(locations, point, live, width, height, ACC: tl.constexpr):
-    """Positions in pixels of a level; pixel centres are whole numbers."""
+    """Positions in pixels of a level, with pixel centres at whole numbers."""
     x = tl.load(locations + 2 * point, mask=live, other=0.0).to(ACC)
     y = tl.load(locations + 2 * point + 1, mask=live, other=0.0).to(ACC)
     return x * width - 0.5, y * height - 0.5
@@ -46,7 +46,7 @@ def _axis(x, size, ACC: tl.constexpr):
 
 @triton.jit
 def _pixels(value, offset, inside, D: tl.constexpr, CHANNELS: tl.constexpr):
-    """Loads a pixel for every row `(ROWS, CHANNELS)`; zeros where it is not `inside`."""
+    """Loads a pixel for every row `(ROWS, CHANNELS)`, and zeros where it is not `inside`."""
     channel = tl.arange(0, CHANNELS)
     mask = inside[:, None]
     if CHANNELS != D:
@@ -304,7 +304,7 @@ _MOST_LEVELS = 8
 
 
 def config(kernel: str, dtype: torch.dtype, dim: int) -> dict[str, int]:
-    """Options to compile a kernel for values of `dtype` with `dim` channels; the same for all GPUs.
+    """Compile options of a kernel for values of `dtype` with `dim` channels, the same for all GPUs.
 
     A thread holds 16 bytes of a pixel, one load; all threads that share a point repeat its
     computations. The dot products of `_backward_points` move between threads on their way to
@@ -319,7 +319,7 @@ def config(kernel: str, dtype: torch.dtype, dim: int) -> dict[str, int]:
 
 
 def unsupported_reason(args: Args) -> str | None:
-    """Reason why the kernels cannot run with these arguments; None where they can."""
+    """Reason why the kernels cannot run with these arguments, or None where they can."""
     value, _, _, locations, weights = args
     batch, pixels, heads, dim = value.shape
     if dim > MAX_DIM:
@@ -389,7 +389,7 @@ _KERNELS = {
 
 
 def forward(args: Args, keep: bool = True) -> Tensor:
-    """O `(B, Q, H·d)`; see the reference."""
+    """O `(B, Q, H·d)`, as in the reference."""
     value, levels, shapes, locations, weights = args
     batch, _, heads, dim = value.shape
     out = value.new_empty((batch, locations.shape[1], heads * dim))

@@ -115,7 +115,7 @@ def _on_host(value: Tensor, levels: Sequence[int], shapes: Tensor | None) -> Seq
 
 
 def primal(*args: Any) -> Tensor:
-    """`forward` by gathering; autograd differentiates it any number of times."""
+    """`forward` by gathering, which autograd differentiates any number of times."""
     value, levels, shapes, locations, weights = args
     levels = _on_host(value, levels, shapes)
     dtype = state_dtype(value.dtype)
@@ -155,7 +155,7 @@ def forward(args: Args, keep: bool = True) -> Tensor:
 
 @torch.no_grad()
 def backward(grads: Grads, args: Args, kept: Args) -> Grads:
-    """Gradients of `forward`; points exactly between two cells take the slope on their right.
+    """Gradients of `forward`. Points exactly between two cells take the slope on their right.
 
     Returns:
         dvalue, None for the sizes, dlocations, dweights: contiguous, shape and dtype of each.

@@ -37,9 +37,9 @@ def ttt_dwconv(
             so that they may be views of one packed projection.
         w3: `(d, 3, 3)` fp32 (fp64 where q is fp64).
         hw: height and width of the map, python ints.
-        scale: s of the inner loss; s/N is applied in fp32 after the sum over the pixels.
-        damping: True as published; False takes the plain gradient.
-        backend: 'triton', 'numba' or 'reference' forces one; see `ttt_kernels`.
+        scale: s of the inner loss. s/N is applied in fp32 after the sum over the pixels.
+        damping: Whether to divide the gradient by its norm plus one, as published.
+        backend: 'triton', 'numba' or 'reference' forces one (see `ttt_kernels`).
 
     Inner gradients and sums are kept in the dtype of w3. Under autocast q, k and v go to the
     autocast dtype, w3 stays fp32.

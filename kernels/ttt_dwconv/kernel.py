@@ -35,7 +35,7 @@ def _share_of(splits, span, pixels, CHANNELS: tl.constexpr):
 
 @triton.jit
 def load_neighbours(base, pixels, last, stride, channels, D, h, w, ACC: tl.constexpr):
-    """x[p + δ] for the nine taps δ, in ACC; zeros outside the map."""
+    """x[p + δ] for the nine taps δ, in ACC, and zeros outside the map."""
     row, column = pixels // w, pixels % w
     taps = ()
     for tap in tl.static_range(9):
@@ -283,7 +283,7 @@ _CHANNELS = 64
 
 
 def config(dim: int) -> dict:
-    """Options to compile the kernels for `dim` channels with; the same for all dtypes and GPUs."""
+    """Compile options of the kernels for `dim` channels, the same for all dtypes and GPUs."""
     channels = min(_CHANNELS, max(_launch.power_of_2(dim), 16))
     return {
         'PIXELS': _PIXELS * _CHANNELS // channels,
@@ -293,7 +293,7 @@ def config(dim: int) -> dict:
 
 
 def unsupported_reason(args: Args) -> str | None:
-    """Reason why the kernels cannot run with these arguments; None where they can."""
+    """Reason why the kernels cannot run with these arguments, or None where they can."""
     return _launch.unsupported_reason(args.q)
 
 
@@ -330,7 +330,7 @@ def _planned(
 
 
 def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
-    """O `(B, h·w, d)` and G before damping `(B, 9, d)`; see the reference."""
+    """O `(B, h·w, d)` and G before damping `(B, 9, d)`, as in the reference."""
     q, k, v, w3, h, w, scale, damping = args
     batch, pixels, dim = q.shape
     (q, k, v), strides = _launch.dense(q, k, v)
@@ -347,7 +347,7 @@ def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
 
 
 def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
-    """dq, dk, dv `(B, h·w, d)`, dw3 `(d, 3, 3)`; see the reference."""
+    """dq, dk, dv `(B, h·w, d)` and dw3 `(d, 3, 3)`, as in the reference."""
     (do,), (q, k, v, w3, h, w, scale, damping), (g,) = grads, args, kept
     batch, _, dim = q.shape
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))

@@ -35,9 +35,9 @@ def ttt_glu(
         q, k, v: `(B, N, H, d)`, N ≥ 1, one dtype of fp32, bf16, fp16, fp64; any strides, so that
             they may be views of one packed projection.
         w1, w2: `(H, d, d)` fp32 (fp64 where q is fp64), row vectors.
-        scale: s of the inner loss; s/N is applied in fp32 after the sum over the tokens.
-        damping: True as published; False takes the plain gradient.
-        backend: 'triton', 'numba' or 'reference' forces one; see `ttt_kernels`.
+        scale: s of the inner loss. s/N is applied in fp32 after the sum over the tokens.
+        damping: Whether to divide each gradient by its norm plus one, as published.
+        backend: 'triton', 'numba' or 'reference' forces one (see `ttt_kernels`).
 
     Inner gradients and sums are kept in the dtype of the weights. Under autocast q, k and v go to
     the autocast dtype, the weights stay fp32.

@@ -356,7 +356,7 @@ def config(kernel: str, dtype: torch.dtype, dim: int, gpu: _launch.Gpu) -> dict:
 
 
 def unsupported_reason(args: Args) -> str | None:
-    """Reason why the kernels cannot run with these arguments; None where they can."""
+    """Reason why the kernels cannot run with these arguments, or None where they can."""
     q, dim = args.q, args.q.shape[-1]
     if (
         q.dtype == torch.float32
@@ -400,7 +400,7 @@ def _beside(g: Tensor) -> Tensor:
 
 
 def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
-    """O `(B, N, H, d)` and G before damping `(B, H, d, 2d)`; see the reference."""
+    """O `(B, N, H, d)` and G before damping `(B, H, d, 2d)`, as in the reference."""
     q, k, v, w1, w2, scale, damping = args
     batch, tokens, heads, dim = q.shape
     if dim not in _launch.DIMS:
@@ -425,7 +425,7 @@ def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
 
 
 def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
-    """dq, dk, dv `(B, N, H, d)`, dw1, dw2 `(H, d, d)`; see the reference."""
+    """dq, dk, dv `(B, N, H, d)` and dw1, dw2 `(H, d, d)`, as in the reference."""
     (do,), (q, k, v, w1, w2, scale, damping), (g,) = grads, args, kept
     batch, _, heads, dim = q.shape
     if dim not in _launch.DIMS:

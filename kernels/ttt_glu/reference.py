@@ -114,5 +114,5 @@ def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
 
 
 def exported(*args: Any) -> tuple[Tensor, Tensor]:
-    """`forward`, whose operators exporters know; the last argument is the backend."""
+    """`forward` in operators that exporters know. The last argument is the backend."""
     return forward(args[:-1])

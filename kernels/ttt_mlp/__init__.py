@@ -42,7 +42,7 @@ def ttt_mlp(
         loss: 'dot' (T⁵ for images) or 'l2' (DiT⁵).
         scale: s of the inner loss, d^−½ in T⁵; s/N is applied in fp32 after the sum over the
             tokens.
-        backend: 'triton', 'numba' or 'reference' forces one; see `ttt_kernels`.
+        backend: 'triton', 'numba' or 'reference' forces one (see `ttt_kernels`).
 
     Inner gradients and sums are kept in the dtype of the weights. Under autocast q, k and v go to
     the autocast dtype, the weights stay fp32.

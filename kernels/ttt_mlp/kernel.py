@@ -394,7 +394,7 @@ def config(kernel: str, dtype: torch.dtype, dim: int, l2: bool, gpu: _launch.Gpu
 
 
 def unsupported_reason(args: Args) -> str | None:
-    """Reason why the kernels cannot run with these arguments; None where they can."""
+    """Reason why the kernels cannot run with these arguments, or None where they can."""
     return _launch.unsupported_heads_reason(args.q)
 
 
@@ -434,7 +434,7 @@ def _stepped(weights: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
-    """O `(B, N, H, d)` and G `(B, H, 2|3, d, d)`; see the reference."""
+    """O `(B, N, H, d)` and G `(B, H, 2|3, d, d)`, as in the reference."""
     q, k, v, w1, w2, w3, scale, loss = args
     batch, tokens, heads, dim = q.shape
     if dim not in _launch.DIMS:
@@ -459,7 +459,7 @@ def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor]:
 
 
 def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
-    """dq, dk, dv `(B, N, H, d)`, dw1, dw2, dw3 `(H, d, d)`; see the reference."""
+    """dq, dk, dv `(B, N, H, d)` and dw1, dw2, dw3 `(H, d, d)`, as in the reference."""
     (do,), (q, k, v, w1, w2, w3, scale, loss), (g,) = grads, args, kept
     dim = q.shape[-1]
     if dim not in _launch.DIMS:

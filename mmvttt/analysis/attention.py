@@ -34,7 +34,7 @@ def attention_distance(
     Args:
         attention: `(…, Q, N)`.
         hw: Size of the map, N = h·w.
-        queries: Indices of the Q queries; None for all N, in order.
+        queries: Indices of the Q queries, or None for all N, in order.
 
     Returns:
         `(…)`.
@@ -59,7 +59,7 @@ def implicit_attention(mixing: Mixing, queries: Sequence[int]) -> Tensor | None:
         mixing: A mixer on an image.
         queries: Indices of Q patches on the map, row by row.
 
-    Returns: `(H, Q, h·w)`; None where the values cannot be seen.
+    Returns: `(H, Q, h·w)`, or None where the values cannot be seen.
     """
     places = mixing.patches[list(queries)]
     if isinstance(mixing.mixer, SOFTMAX) and mixing.projected is not None:

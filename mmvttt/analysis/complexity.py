@@ -26,7 +26,7 @@ PANELS = {
 def computed_peak(network: nn.Module, images: tuple[int, ...], train: bool = False) -> float:
     """Computes the peak memory of a batch in MiB from shapes at fp32, without running it.
 
-    Counts activations and, in training, gradients; not weights, images, and workspaces of kernels.
+    Counts activations and, in training, gradients, but not weights, images or kernels' workspaces.
 
     Args:
         network: May be on the meta device.

@@ -29,7 +29,7 @@ def copy_sharing(network: nn.Module, tensors: dict[Tensor, Tensor] | None = None
 
 
 def fake_copy(network: nn.Module, image: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
-    """Copies a network with fake parameters and buffers; shared ones stay shared.
+    """Copies a network with fake parameters and buffers. Shared ones stay shared.
 
     The mode itself is not entered: a tensor that the network makes of numbers alone, such as a grid
     of positions, stays real, so that the control flow may depend on it.

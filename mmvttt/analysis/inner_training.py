@@ -91,8 +91,8 @@ class LayerTraining:
         name: The block's name in the model.
         hw: Size of the map.
         patches: `(h·w,)` places of the patches among the tokens.
-        scan: Of Vittt; None for full-batch steps.
-        steps: One for each kind of heads; empty for a scan.
+        scan: Of Vittt, or None for full-batch steps.
+        steps: One for each kind of heads, or empty for a scan.
     """
 
     name: str
@@ -164,7 +164,7 @@ def inspect_training(model: nn.Module, images: Tensor, tokens: bool = True) -> l
 
 @torch.no_grad()
 def training_of(mixing: Mixing, tokens: bool = True) -> LayerTraining | None:
-    """Follows the training of one mixer; None if there is none that it can follow.
+    """Follows the training of one mixer and returns None if there is none that it can follow.
 
     It follows the ops of `ttt_kernels` in any mixer, and every `InnerTraining` with any inner model
     and loss. With several mini-batches or epochs of an `InnerTraining`, gradients are of all tokens
@@ -198,7 +198,7 @@ def largest_tokens(magnitude: Tensor, share: float = 0.3) -> Tensor:
 def effective_rank(matrices: Tensor) -> Tensor:
     """exp(entropy of the normalised singular values) (Roy and Vetterli, 2007): `(…, a, b)` → `(…)`.
 
-    Between 1 and min(a, b); 0 for a zero matrix.
+    Between 1 and min(a, b), or 0 for a zero matrix.
     """
     values = torch.linalg.svdvals(matrices)
     total = values.sum(-1, keepdim=True)

@@ -31,7 +31,7 @@ class Look:
     """A model, images, and the output folder.
 
     Attributes:
-        model: In any mode; runs in evaluation mode.
+        model: A model in any mode, which runs in evaluation mode.
         files: The images.
         size: (height, width) to which they are resized.
         out: Folder of the pictures and tables.
@@ -69,7 +69,7 @@ class Look:
 
     @cached_property
     def trainings(self) -> list[list[LayerTraining]]:
-        """The inner training of each image's mixers; mixers without one are reported once."""
+        """The inner training of each image's mixers. Mixers without one are reported once."""
         followed = [[training_of(mixing) for mixing in mixings] for mixings in self.mixings]
         for mixing, layer in zip(self.mixings[0], followed[0], strict=True):
             if layer is None:
@@ -108,7 +108,7 @@ def spread(layers: Sequence) -> list:
 
 
 def means(rows: Iterable[tuple]) -> list[tuple]:
-    """Means over the images of rows that begin with the same name; a NaN does not count."""
+    """Means over the images of rows that begin with the same name, without NaNs."""
     by_name: dict[str, list[tuple]] = {}
     for name, *values in rows:
         by_name.setdefault(name, []).append(tuple(values))

@@ -226,5 +226,5 @@ class _RecordSoftmax(TorchFunctionMode):
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
-    """The backbone of a model of OpenMMLab; any other model itself."""
+    """The backbone of a model of OpenMMLab, or any other model itself."""
     return model.get_submodule('backbone') if hasattr(model, 'extract_feat') else model

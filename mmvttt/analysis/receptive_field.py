@@ -69,7 +69,7 @@ def receptive_fields(model: nn.Module, images: Tensor) -> dict[str, ReceptiveFie
     relu because a plain sum over the channels of a LayerNorm is constant, and its gradient 0.
 
     Args:
-        model: See `feature_maps`; runs in evaluation mode.
+        model: See `feature_maps`. It runs in evaluation mode.
         images: `(B, 3, H, W)`, run one at a time.
 
     Returns:

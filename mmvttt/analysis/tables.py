@@ -10,7 +10,7 @@ from ..checkpoints.atomic_write import replacing
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> Path:
-    """Writes rows atomically; the columns are all of their keys, in order of appearance."""
+    """Writes rows atomically. The columns are all of their keys, in order of appearance."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     with replacing(path) as partial, partial.open('w', newline='', encoding='utf-8') as file:
         writer = csv.DictWriter(file, columns, lineterminator='\n')

@@ -64,7 +64,7 @@ _INNER = re.compile(r'\.mixer\.(w[123])$')
 
 
 def by_our_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The weights by our names, if they have the authors'; None for any others.
+    """The weights by our names, if they have the authors', or None for any others.
 
     The tensors are views of the given ones, so the authors' own model gets our weights by copying
     them into what is returned for its `state_dict()`. Names that no rule knows stay as they are;
@@ -80,7 +80,7 @@ def by_our_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
 
 
 def _vit(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """A ViT³, H-ViT³ or T⁵, by `backbone.…`, `head.fc.…`; a detector's heads stay."""
+    """A ViT³, H-ViT³ or T⁵, by `backbone.…` and `head.fc.…`. A detector's heads stay."""
     is_t5 = f'{prefix}pos_embed' in weights
     tensors: dict[str, Tensor] = {}
     for theirs, value in weights.items():
@@ -124,7 +124,7 @@ def _dit(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _add(tensors: dict[str, Tensor], ours: str, value: Tensor, theirs: str, is_inner: bool) -> None:
-    """Adds a tensor; inner weights lose the dimension of size 1 that they have there."""
+    """Adds a tensor, without the dimension of size 1 that inner weights have there."""
     if inner := _INNER.search(ours):
         # Of images, or of input channels per group.
         at = 1 if inner[1] == 'w3' and not is_inner else 0
@@ -150,7 +150,7 @@ def _require_table(value: Tensor) -> None:
 
 
 def from_diffusers(weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The weights by the names of `DiT3`, if they are a DiT of diffusers; None for any others.
+    """The weights by the names of `DiT3`, if they are a DiT of diffusers, or None for any others.
 
     Raises:
         CheckpointError: The blocks have embedders of different values, which `DiT3` does not have.

@@ -106,7 +106,7 @@ def kept_digest(path: Path) -> str:
 
 
 def named_digest(name: str) -> str:
-    """The digest in a file's name, by torch's convention; eight decimals are a date or a run."""
+    """The digest in a file's name, by torch's convention. Eight decimals are a date or a run."""
     match = _NAMED.search(name)
     return match[1] if match and not re.fullmatch(r'\d{8}', match[1]) else ''
 
@@ -122,7 +122,7 @@ def _record(path: Path) -> Path:
 
 
 def _transferred(url: str, path: Path) -> Path:
-    """The whole file under a temporary name; a broken transfer is tried again from its end."""
+    """The whole file under a temporary name. A broken transfer is tried again from its end."""
     for left in reversed(range(_TRIES)):
         try:
             return _transfer(url, path)

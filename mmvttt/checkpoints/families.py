@@ -78,7 +78,7 @@ _CHUNKED = re.compile(r'(.*\bblocks)\.\d+\.(\d+)\.')
 
 
 def timm_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of transformers, under any prefix, by timm's names; others as they are.
+    """Renames weights of transformers, under any prefix, to timm's names, and leaves others.
 
     The blocks of DINOv2's own large models, saved in chunks (`blocks.0.3.norm1…`), lose the number
     of their chunk.
@@ -249,7 +249,7 @@ def to_timm(
 
 
 def _require_place(weights: dict[str, Tensor], model: nn.Module, name: str) -> None:
-    """Refuses parts without a place in a model; drops biases of zeros where it has none."""
+    """Rejects parts for which a model has no place, and drops biases of zeros that it lacks."""
     names = model.state_dict().keys()
     for part, what in _PARTS.items():
         lost = next((n for n in weights if re.search(part, n)), None)

@@ -1,4 +1,4 @@
-"""Loads weights, and logs which of them matched; an error if hardly any do."""
+"""Loads weights and logs which of them matched. Raises an error if hardly any do."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class LoadReport:
 
     Attributes:
         matched: Same name and shape.
-        missing: Only in the module; unchanged by loading.
-        unexpected: Only in the checkpoint; ignored.
+        missing: Only in the module, and not changed.
+        unexpected: Only in the checkpoint, and ignored.
         mismatched: Same name but another shape, or integers instead of floats: `name: checkpoint's
-            → module's`; unchanged by loading.
+            → module's`, and not changed.
         preparation: Mean and deviation, in 0 to 1, of the images that the weights were trained on;
             None if the checkpoint does not say.
     """
@@ -108,12 +108,12 @@ def load_pretrained(
 
     Args:
         module: Receives the weights.
-        checkpoint: A file, folder, http(s) URL or name on a hub; see `read_content`.
+        checkpoint: A file, folder, http(s) URL or name on a hub (see `read_content`).
         prefix: Takes the tensors whose names begin with it, e.g. `'backbone.'`. None searches for
             it: the prefix under which most match, if hardly any match without one.
         map_location: See `torch.load`.
-        ema: Takes the averaged weights, such as MESA's teacher; see `Checkpoint.weights`.
-        adapt: Changes the tensors before the comparison; default: `adapted` to the module.
+        ema: Takes the averaged weights, such as MESA's teacher (see `Checkpoint.weights`).
+        adapt: Changes the tensors before the comparison, by default `adapted` to the module.
         key: Entry of the file with the weights, such as `'teacher'` or `'student'`.
 
     Returns:
@@ -121,7 +121,7 @@ def load_pretrained(
 
     Raises:
         TypeError: The checkpoint is not a path, or the prefix not a string.
-        CheckpointMissingError: There is no such file.
+        CheckpointMissingError: The file does not exist.
         CheckpointError: The file has no weights, is damaged, or cannot be read without running its
             code.
         CheckpointMismatchError: Hardly anything matches, a part of all blocks is missing, or the
@@ -172,7 +172,7 @@ def _require_config(module: nn.Module, opened: Checkpoint) -> None:
 
 
 def require_some(module: nn.Module, weights: StateDict, source: str) -> LoadReport:
-    """Refuses a checkpoint of which hardly anything fits a module; see `require_match`."""
+    """Refuses a checkpoint of which hardly anything fits a module (see `require_match`)."""
     return require_match(module, adapted(module, weights), source)
 
 

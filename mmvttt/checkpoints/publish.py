@@ -35,13 +35,13 @@ def publish_checkpoint(
     A file of safetensors also gets a model card of the same name with `.md`.
 
     Args:
-        path: A checkpoint; with a moving average, mmengine stores the average as the weights.
+        path: A checkpoint. With a moving average, mmengine stores the average as the weights.
         out: The new file without its hash: `vittt_s.pth` becomes `vittt_s-1a2b3c4d.pth`, with the
             first digits of its SHA-256, which torch's download checks. It ends in .pth or
             .safetensors.
         prefix: Keep only tensors with this prefix, and remove it: `'backbone.'` for a bare
             backbone.
-        half: Whether to store fp32 weights as fp16; tensors with larger numbers stay.
+        half: Whether to store fp32 weights as fp16, except tensors with larger numbers.
 
     Returns:
         The file written. A .pth is read with `weights_only=True`.

@@ -26,12 +26,12 @@ class Published:
     """Published weights.
 
     Attributes:
-        name: The name of the config that they are for; see also `start_of`.
+        name: The name of the config that they are for (see also `start_of`).
         task: 'classification', 'detection', 'segmentation' or 'generation'.
         results: Results on the paper's data set, as the authors publish them.
-        url: Address of the file; '' where it comes with mmvttt.
-        authors: The repository that publishes them; '' for mmvttt's own.
-        licence: The licence of the code there; none is stated for the weights.
+        url: Address of the file, or '' where it comes with mmvttt.
+        authors: The repository that publishes them, or '' for mmvttt's own.
+        licence: The licence of the code there. None is stated for the weights.
         timm: The name and tag that timm knows them by, if it does.
         start_of: The config that starts from them, where none is for them.
     """
@@ -102,7 +102,7 @@ PUBLISHED = _table()
 
 
 def published(name: str) -> Published:
-    """The row of `name` or `mmvttt://name`; else a CheckpointMissingError."""
+    """The row of `name` or `mmvttt://name`. Raises CheckpointMissingError if there is none."""
     short = name.removeprefix(SCHEME)
     if short not in PUBLISHED:
         raise CheckpointMissingError(
@@ -115,7 +115,7 @@ def published(name: str) -> Published:
 def published_file(name: str) -> Path:
     """The file of `mmvttt://NAME`, downloaded if it is not on this machine.
 
-    It comes with mmvttt, or lies in the folder MMVTTT_WEIGHTS; else it is downloaded, once, from
+    It comes with mmvttt, lies in the folder MMVTTT_WEIGHTS, or is downloaded once from
     the mirror that MMVTTT_WEIGHTS names or from the authors' address.
 
     Raises:

@@ -54,7 +54,7 @@ class Checkpoint(NamedTuple):
         name: The name for messages, without password and query.
         content: See `read_content`.
         config: The config.json that transformers or timm wrote beside the weights, or an empty one.
-        preparation: How the images of the training were prepared; None if nothing says it.
+        preparation: How the images of the training were prepared, or None if nothing says it.
     """
 
     name: str
@@ -112,7 +112,7 @@ def read_content(
 
     Raises:
         TypeError: The checkpoint is not a path.
-        CheckpointMissingError: There is no such file.
+        CheckpointMissingError: The file does not exist.
         RefusedCheckpointError: It has objects that need pickle's code execution.
         CheckpointError: The file is not a checkpoint, is damaged, or cannot be downloaded.
     """
@@ -216,7 +216,7 @@ def _joined(parts: Mapping[str, Mapping[str, Any]], index: Mapping[str, str]) ->
 
 
 def _read_safetensors(path: str, map_location: Any) -> dict[str, Any]:
-    """The tensors by name; for a published file under `state_dict`, next to its `meta`."""
+    """The tensors by name, for a published file under `state_dict` next to its `meta`."""
     weights = load_file(path, 'cpu' if map_location is None else str(map_location))
     with safe_open(path, 'pt') as file:
         meta = (file.metadata() or {}).get(META)
@@ -298,7 +298,7 @@ def _unwrapped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def named_tensors(
     content: Any, source: str, ema: bool = False, key: str | None = None
 ) -> dict[str, Tensor]:
-    """The weights in a result of `read_content`; `source` names it in the error."""
+    """The weights in a result of `read_content`, which an error calls `source`."""
     entries = content if isinstance(content, Mapping) else {}
     containers: tuple[str, ...] = (key,) if key else _EMA if ema else _CONTAINERS
     if ema and 'ema_state_dict' in entries:

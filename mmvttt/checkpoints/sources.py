@@ -54,7 +54,7 @@ class Source:
     timm_config: Mapping[str, Any] = field(default_factory=dict)
 
     def config(self, name: str = 'config.json') -> dict[str, Any]:
-        """The config that transformers or timm wrote beside the weights; empty without one."""
+        """The config that transformers or timm wrote beside the weights, or an empty one."""
         path = self.files[0].with_name(name)
         if self.timm_config and name == 'config.json':
             return {'pretrained_cfg': dict(self.timm_config)}
@@ -122,11 +122,11 @@ def without_password(source: str) -> str:
 
 
 def find_source(checkpoint: str | os.PathLike[str]) -> Source:
-    """The file of a checkpoint, or its shards; a URL is downloaded if it is not there yet.
+    """The file of a checkpoint, or its shards. A URL is downloaded if it is not there yet.
 
     Raises:
         TypeError: It is not a path.
-        CheckpointMissingError: There is no such file or folder.
+        CheckpointMissingError: The file or folder does not exist.
         CheckpointError: It cannot be downloaded.
     """
     if not isinstance(checkpoint, str | os.PathLike):

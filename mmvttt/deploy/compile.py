@@ -40,7 +40,7 @@ def block_classes(
 def blocks_of(
     model: nn.Module, blocks: Sequence[str | type[nn.Module]] | None = None
 ) -> list[nn.Module]:
-    """Modules of a model that are blocks; see `compile_blocks`."""
+    """Modules of a model that are blocks (see `compile_blocks`)."""
     classes = block_classes(blocks)
     return [module for module in model.modules() if isinstance(module, classes)]
 
@@ -72,7 +72,7 @@ def compile_blocks(
     whole: bool = False,
     **options: Any,
 ) -> list[nn.Module]:
-    """Compiles every block of a model in place, at its first run; returns the compiled modules.
+    """Compiles every block of a model in place, at its first run, and returns the blocks.
 
     Names of parameters, checkpoints and `with_cp` are unchanged. Run the model inside of
     `compiling()`.

@@ -26,7 +26,7 @@ class Replayed(nn.Module):
     records a graph of its own.
 
     Args:
-        network: Takes only images, like backbones and timm's classifiers; its outputs have a batch.
+        network: Takes only images, like backbones and timm's classifiers. Its outputs have a batch.
 
     Raises:
         UsageError: At a call with images on a CPU, with gradients, or of another size, dtype or

@@ -40,7 +40,7 @@ def export_module(
     notes: Mapping[str, str] | None = None,
     names: Sequence[str] | None = None,
 ) -> Runs:
-    """Writes a module that is a function of images; returns a function that runs the file.
+    """Writes a module that is a function of images, and returns a function that runs the file.
 
     The file is written under a temporary name first, so that an old one survives a failure.
 
@@ -90,7 +90,7 @@ def export_module(
 
 
 def require_format(out: str | os.PathLike[str]) -> str:
-    """The suffix of a file to write; checks the file and the packages for its format."""
+    """The suffix of a file to write, after checking the file and the packages for its format."""
     check_new_file(out)
     suffix = Path(out).suffix
     if suffix not in SUFFIXES:

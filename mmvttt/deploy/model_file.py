@@ -80,10 +80,10 @@ def write_model(
     Args:
         named: The model.
         network: The part of it to write, a function of images.
-        checkpoint: The model's weights; None leaves them as they are.
+        checkpoint: The model's weights, or None to leave them as they are.
         out: See `export_module`.
-        size: (height, width) of the example image; default: the model's.
-        fixed_size: Fix height and width; the batch is free.
+        size: (height, width) of the example image, by default the model's.
+        fixed_size: Whether to fix height and width. The batch stays free.
         decompose: See `export_module`.
         images: Photographs to compare on, in place of noise.
         predictions: Compares a network that ends in predictions, for one image of one size;

@@ -12,7 +12,7 @@ from .cuda_graph import Replayed
 
 
 class Autocast(nn.Module):
-    """Runs a backbone, images → maps, in mixed precision; its maps are fp32 again."""
+    """Runs a backbone, images → maps, in mixed precision and returns its maps in fp32."""
 
     def __init__(self, network: nn.Module, dtype: str) -> None:
         super().__init__()
@@ -37,9 +37,9 @@ def prepare(
 
     Args:
         model: In evaluation mode.
-        part: Name of a child that takes images; '' for the model itself. Neck and heads of a
+        part: Name of a child that takes images, or '' for the model itself. Neck and heads of a
             detector stay in fp32: rounding hurts boxes and suppression, which are cheap.
-        dtype: 'bfloat16' or 'float16'; None leaves the precision as it is.
+        dtype: 'bfloat16' or 'float16', or None to leave the precision as it is.
         cuda_graph: See `Replayed`.
 
     Raises:

@@ -26,7 +26,7 @@ class ExportedFile(nn.Module):
     Attributes:
         path: The file.
         names: Names of the outputs.
-        shape: Shape of the images; a free dimension is a name.
+        shape: Shape of the images, with a name for each free dimension.
         size: (height, width) of the images, or None if free.
         notes: Metadata, which `export_module` has written.
 
@@ -56,7 +56,7 @@ class ExportedFile(nn.Module):
         return type(self), (self.path,)
 
     def _open(self) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
-        """Opens the file; returns the names of its outputs and the shape of its images."""
+        """Opens the file, and returns the names of its outputs and the shape of its images."""
         raise NotImplementedError
 
     def _run(self, image: np.ndarray) -> Sequence[np.ndarray]:
@@ -104,7 +104,7 @@ class OpenVINOFile(ExportedFile):
     """A file of OpenVINO (`.xml` with its `.bin`) on the CPU, with as many threads as torch has.
 
     Args:
-        path: The `.xml`; OpenVINO also reads a file of ONNX.
+        path: The `.xml`. OpenVINO also reads ONNX files.
         precision: 'float32', or 'bfloat16' on a processor that computes in it (AVX-512 BF16, AMX).
         images: Shape `(B, C, H, W)` of the only images that a file of free sizes will take, which
             makes it faster.
@@ -185,7 +185,7 @@ def open_exported(path: str | os.PathLike[str], precision: str = 'float32') -> E
 
     Args:
         path: The file.
-        precision: See `OpenVINOFile`; a file of ONNX has its own.
+        precision: See `OpenVINOFile`. An ONNX file has its own.
 
     Raises:
         UsageError: Another suffix or precision, a missing package, or a file that cannot be read.

@@ -60,7 +60,7 @@ _PARTS = {'attention': r'blocks\.\d+\.mixer\.', 'mlp': r'blocks\.\d+\.mlp\.'}
 
 
 def inherit_vit(weights: StateDict, model: nn.Module) -> dict[str, Tensor]:
-    """Tensors of T⁵ that come from a ViT; logs which of the ViT's are dropped, and why.
+    """Tensors of T⁵ that come from a ViT. Logs which of the ViT's are dropped, and why.
 
     The number of heads is in no tensor: build the model with the source's.
 
@@ -150,7 +150,7 @@ def load_inherited(module: nn.Module, without: str | None = None, **options: Any
 def load_inherited_head(
     module: nn.Module, checkpoint: str | os.PathLike[str], ema: bool = False, key: str | None = None
 ) -> None:
-    """Loads the linear layer of a ViT's classifier into `fc` of a head; see `load_pretrained`.
+    """Loads the linear layer of a ViT's classifier into `fc` of a head (see `load_pretrained`).
 
     A head for another number of classes stays as it is, with a warning.
     """

@@ -37,7 +37,7 @@ class Classifier(nn.Module):
 
     Args:
         backbone_cls: `Vittt`, `ViT3`, `T5`, or another `PlainBackbone`.
-        num_classes: Classes of the head; 0 for none.
+        num_classes: Classes of the head, or 0 for no head.
         in_chans: Channels of the image.
         global_pool: timm's pooling: 'avg' (the papers'), 'max', 'avgmax', 'catavgmax', or '' for
             none, which needs `num_classes=0`.
@@ -103,7 +103,7 @@ class Classifier(nn.Module):
         load_pretrained(self, source, self.num_classes, self.in_chans)
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Resizes a stored position embedding; images of any size work without this."""
+        """Resizes a stored position embedding. Images of any size work without this."""
         if hasattr(self.backbone, 'set_image_size'):
             self.backbone.set_image_size(img_size)
 
@@ -135,7 +135,7 @@ class Classifier(nn.Module):
         Args:
             x: Image `(B, in_chans, H, W)`.
             indices: The last n parts, certain ones, or all (None).
-            norm: Whether to apply the final norm to each; for stages, only to the last.
+            norm: Whether to apply the final norm to each (for stages, only to the last).
             stop_early: Whether to skip the parts after the last requested one.
             output_fmt: 'NCHW' for maps `(B, C_i, h_i, w_i)`, 'NLC' for tokens `(B, h_i·w_i, C_i)`.
             intermediates_only: Whether to leave out the final normed map.
@@ -226,7 +226,7 @@ class Classifier(nn.Module):
 
 
 class StagedClassifier(Classifier):
-    """H-ViT³ with a linear head; its parts are the stages."""
+    """H-ViT³ with a linear head. Its parts are the stages."""
 
     parts = 'stages'
 

@@ -27,7 +27,7 @@ class OwnRegistry(root.Registry):
         self.on_demand = on_demand
 
     def get(self, key: str) -> Any:
-        """The class of a registered name; None where there is none."""
+        """The class of a registered name, or None where there is none."""
         if isinstance(key, str):
             scope, _, name = key.rpartition('.')
             if scope in ('', self.scope) and name in self.on_demand:
@@ -78,7 +78,7 @@ def foreign_part(option: str, name: str) -> Any:
 
 
 def resolve_type(kind: Any, registry: root.Registry, scope: str | None) -> Any:
-    """The class that the `type` of a config means; None where mmengine would not find it.
+    """The class that the `type` of a config means, or None where mmengine would not find it.
 
     `kind` is the class itself, as in pure-Python configs; its name, with or without a scope; or its
     module and name, as such a config is dumped.
@@ -93,7 +93,7 @@ def resolve_type(kind: Any, registry: root.Registry, scope: str | None) -> Any:
 
 
 def hook_class(hook: Any, scope: str | None) -> Any:
-    """The class of a hook of a config, which may also be there built; see `resolve_type`."""
+    """The class of a hook of a config, which may also be there built (see `resolve_type`)."""
     if not isinstance(hook, dict):
         return type(hook)
     return resolve_type(hook.get('type'), root.HOOKS, scope)

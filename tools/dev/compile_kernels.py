@@ -143,7 +143,7 @@ VARIANTS += [f'{call}/fp32/sm_90' for call in CALLS] + [
 
 @contextlib.contextmanager
 def compiled_for(gpu: int | str) -> Iterator[dict[str, CompiledKernel]]:
-    """Launches inside only compile; yields the compiled kernels by name.
+    """Launches inside only compile. Yields the compiled kernels by name.
 
     `gpu` is 80, 90, … for NVIDIA's, a name such as 'gfx942' for AMD's. The tensors are on the CPU.
     """

@@ -94,7 +94,7 @@ class DiT3(ModelMixin, ConfigMixin):
     Args:
         arch: 'small', 'base', 'large', 'xlarge', or a dict with the keys of `arch_zoo`.
         patch_size: Side of a patch, in latent pixels.
-        sample_size: Side of the latents in pipelines; the model takes any.
+        sample_size: Side of the latents in pipelines. The model takes any.
         in_channels: Channels of the latents.
         out_channels: Channels of the output; default: twice `in_channels`, a noise and the logit of
             its variance.
@@ -108,7 +108,7 @@ class DiT3(ModelMixin, ConfigMixin):
 
     Raises:
         TypeError: If the mixer is none of these, or has no such option.
-        ValueError: If an option is out of range, there is no such arch or mixer, or it cannot be
+        ValueError: If an option is out of range, an arch or mixer is unknown, or it cannot be
             written into a config.
     """
 
@@ -159,7 +159,7 @@ class DiT3(ModelMixin, ConfigMixin):
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any):
-        """A model of a config; its mixer is one of mmvttt's, unless `mixer` is given."""
+        """Builds the model of a config. Its mixer is one of mmvttt's, unless `mixer` is given."""
         if isinstance(config, str | os.PathLike):
             config = cls.load_config(config)
         if isinstance(config, Mapping) and 'mixer' not in kwargs:
@@ -210,7 +210,7 @@ class DiT3(ModelMixin, ConfigMixin):
 
         Args:
             hidden_states: `(B, in_channels, h, w)`, sides that are multiples of `patch_size`.
-            timestep: `()` or `(B,)`, 0 to 1000; may be fractional.
+            timestep: `()` or `(B,)`, from 0 to 1000. It may be fractional.
             class_labels: `(B,)` integers.
             return_dict: Whether to return an object with `sample`, or a tuple.
 

@@ -109,7 +109,7 @@ class DDPMLoss:
 
 
 def _binned_log_likelihood(x: Tensor, mean: Tensor, log_deviation: Tensor) -> Tensor:
-    """log P of the bin of width 2/255 around x under a Gaussian; the outer bins are open."""
+    """log P of the bin of width 2/255 around x under a Gaussian. The outer bins are open."""
 
     def cdf(edge: Tensor) -> Tensor:
         # DiT's approximation of the normal distribution function; erf has no gradient in its tails.
@@ -131,7 +131,7 @@ class FlowLoss:
         scheduler: diffusers' `FlowMatchEulerDiscreteScheduler`.
         prediction: What the model predicts: 'velocity', or 'sample' (x0), from which the velocity
             is (x_σ − x̂0)/σ.
-        logit_mean: Mean of logit σ; larger is noisier.
+        logit_mean: Mean of logit σ. A larger one is noisier.
         logit_std: Its standard deviation.
         weighting: Of the squared error: 'none'; or 'clamped', min(1/max(σ², 0.04), 6), for
             'sample'.

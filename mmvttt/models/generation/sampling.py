@@ -27,7 +27,7 @@ def sampling_scheduler(trained: Any, name: str | None = None) -> Any:
 
     Args:
         trained: The scheduler of the training.
-        name: One of `SCHEDULERS`; None for a copy of the training's own.
+        name: One of `SCHEDULERS`, or None for a copy of the training's own.
 
     Raises:
         UsageError: The scheduler does not fit the model's prediction.
@@ -77,7 +77,7 @@ def sample(
         shape: `(C, h, w)` of an image.
         steps: Number of steps.
         generators: One for each image, of the CPU.
-        device: Where to compute; the noise comes from the CPU.
+        device: Where to compute. The noise comes from the CPU.
 
     Returns:
         `(B, C, h, w)` in fp32.

@@ -23,7 +23,7 @@ _SIZES = {'mmdet': (800, 1333), 'mmseg': (512, 512), 'mmpretrain': (224, 224)}
 def of_config(
     config: str, cfg_options: dict[str, Any] | None = None, weightless: bool = False
 ) -> NamedModel:
-    """Builds the model of a config without data set or checkpoint; see `mmvttt.by_name`."""
+    """Builds the model of a config without data set or checkpoint (see `mmvttt.by_name`)."""
     cfg = load_config(config, cfg_options=cfg_options, needed=('model',))
     init_default_scope(cfg.get('default_scope') or 'mmengine')
     described = cfg.model.copy()
@@ -35,7 +35,7 @@ def of_config(
 
 
 def toolbox_of(model: nn.Module) -> str | None:
-    """'mmdet', 'mmseg' or 'mmpretrain', by the model's class; None for any other model.
+    """'mmdet', 'mmseg' or 'mmpretrain', by the model's class, or None for any other model.
 
     A pure-Python config has no default_scope.
     """

@@ -94,13 +94,13 @@ def export_model(
     predictions: bool = False,
     **options: Any,
 ) -> Iterator[Comparison]:
-    """Writes a config's model; see `mmvttt.deploy.model_file.write_model`.
+    """Writes a config's model (see `mmvttt.deploy.model_file.write_model`).
 
     Args:
         model: See `mmvttt.by_name.find_model`.
         checkpoint, out, options: See `write_model`.
         predictions: Write boxes, labels and masks of a detector, or labels of a segmentor, for one
-            image of this size; see `mmvttt.openmmlab.apis.predictions`. Not for a `.pt2`.
+            image of this size (see `mmvttt.openmmlab.apis.predictions`). Not for a `.pt2`.
 
     Raises:
         UsageError: A wrong suffix, a missing package, a part that needs a fixed size, a model

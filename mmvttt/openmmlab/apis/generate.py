@@ -112,10 +112,10 @@ def generate(
         classes: Image i is of class `classes[i % len(classes)]`; empty for a model of prompts.
         prompts: Embeddings of the prompts, `(P, …)` by the transformer's arguments: image i is of
             prompt i % P. `null_…` are the same for no prompt, `(1, …)`.
-        autoencoder: Decodes latents; None for a model of pixels.
+        autoencoder: Decodes latents, or None for a model of pixels.
         steps, guidance, guided, scheduler: See `DiffusionModel.draw`.
         seed: Seed of all images.
-        size: (height, width) of the latents; None for the training's.
+        size: (height, width) of the latents, or None for the training's.
         batch_size: Images at a time, on which only their last bits depend.
 
     Raises:

@@ -68,7 +68,7 @@ class BlockFSDPStrategy(FSDPStrategy):
             self.optim_state_dict_config.offload_to_cpu = False
 
     def prepare(self, model: nn.Module | dict, *, optim_wrapper: Any = None, **kwargs: Any) -> Any:
-        """Builds and shards the model and builds its optimizer; see mmengine."""
+        """Builds and shards the model and builds its optimizer, as in mmengine."""
         if not self.distributed:
             raise OptionError(
                 'FSDP shares a model out among processes, and there is one without a launcher: '
@@ -106,7 +106,7 @@ class BlockFSDPStrategy(FSDPStrategy):
         self.optim_wrapper.load_state_dict({**state_dict, **part})
 
     def load_checkpoint(self, filename: str, *, map_location: Any = 'cpu', **kwargs: Any) -> dict:
-        """Loads into the model; 'default' is the CPU here instead of the GPU."""
+        """Loads into the model. Here 'default' is the CPU instead of the GPU."""
         location = 'cpu' if map_location == 'default' else map_location
         return super().load_checkpoint(filename, map_location=location, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Heads, classifiers and data preprocessors that extend a toolbox; what needs none is imported."""
+"""Heads, classifiers and data preprocessors that extend a toolbox. What needs none is imported."""
 
 from .diffusion_model import DiffusionModel, LatentPreprocessor
 from .digit_quality import DigitQuality

@@ -18,7 +18,7 @@ _HALF = (torch.float16, torch.bfloat16)
 class FP32AnchorGenerator(AnchorGenerator):
     """An `AnchorGenerator` that returns fp32 anchors where bf16 or fp16 is asked for.
 
-    For predictions mmdet makes the anchors in the scores' type; the losses have fp32 anchors. bf16
+    For predictions mmdet makes the anchors in the scores' type. The losses have fp32 anchors. bf16
     has 8 bits: at 1333 × 800 anchors move by up to 7 pixels, and proposals with random deltas of
     standard deviation 0.1 by up to 13 (in fp16 by up to ½ and 1.2).
     """

@@ -133,7 +133,7 @@ class DiffusionModel(BaseModel):
         return self.num_classes
 
     def init_weights(self) -> None:
-        """Loads the weights of `init_cfg`; the transformer has initialised itself."""
+        """Loads the weights of `init_cfg`. The transformer has initialised itself."""
         if self.init_cfg:
             super().init_weights()
 
@@ -171,8 +171,8 @@ class DiffusionModel(BaseModel):
         Args:
             noisy, time: See above.
             condition: The transformer's conditions, `(B, …)` each.
-            null: The same for no class or prompt; a UsageError where guidance lacks it.
-            guidance: 1 for none; g counts the condition's effect on the output g times.
+            null: The same for no class or prompt. Guidance without it is a UsageError.
+            guidance: 1 for none. g multiplies the condition's effect on the output by g.
             guided: Which channels: 'all', as in diffusers, or the first 'three', as in DiT's code.
                 The logits of the variance are the condition's own.
 
@@ -236,7 +236,7 @@ class DiffusionModel(BaseModel):
 
 @MODELS.register_module()
 class LatentPreprocessor(BaseDataPreprocessor):
-    """Moves a batch to the device; a DataError names a class that the model does not have."""
+    """Moves a batch to the device. A DataError names a class that the model does not have."""
 
     def __init__(self, num_classes: int | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The transformers of diffusion models, for configs; imports diffusers."""
+"""The transformers of diffusion models, for configs. The module imports diffusers."""
 
 from collections.abc import Mapping
 from typing import Any

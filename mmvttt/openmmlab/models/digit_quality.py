@@ -15,7 +15,7 @@ _EPOCHS = 25
 
 
 def train_classifier(digits: TinyDigits) -> nn.Sequential:
-    """A classifier of the training digits, in seconds on a CPU; always the same one.
+    """Trains a classifier of the digits, always the same one, in seconds on a CPU.
 
     Its last layer makes the logits of the ten digits from 64 features.
     """
@@ -57,7 +57,7 @@ def frechet_distance(features: Tensor, reference: Tensor) -> float:
 def nearest_distance(images: Tensor, training: Tensor) -> float:
     """Median distance of images `(N, …)` to the nearest of the training images `(M, …)`.
 
-    Near 0 the model copies; compare it with held-out real images.
+    Near 0 the model copies. Compare it with held-out real images.
     """
     images, training = images.flatten(1).double(), training.flatten(1).double()
     return torch.cdist(images, training).amin(1).median().item()

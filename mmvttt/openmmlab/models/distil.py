@@ -66,7 +66,7 @@ class Distil(BaseModel):
         self._paused: list[nn.Parameter] = []
 
     def train(self, mode: bool = True) -> 'Distil':
-        """Sets the mode of the twin; the source evaluates."""
+        """Sets the mode of the twin. The source always evaluates."""
         super().train(mode)
         self.source.eval()
         return self
@@ -83,7 +83,7 @@ class Distil(BaseModel):
         )
 
     def set_blockwise(self, blockwise: bool) -> None:
-        """Trains what is new alone, each block on the source's inputs; or all, end to end."""
+        """Trains only what is new, each block on the source's inputs, or all of it end to end."""
         self.blockwise = blockwise
         if blockwise:
             new = new_parameters(self.backbone)
@@ -96,7 +96,7 @@ class Distil(BaseModel):
 
 @HOOKS.register_module()
 class BlockwiseHook(Hook):
-    """Begins the training of a `mmvttt.Distil` with single blocks; see `Distil.set_blockwise`.
+    """Begins the training of a `mmvttt.Distil` with single blocks (see `Distil.set_blockwise`).
 
     On several GPUs, set `find_unused_parameters=True`: the others have no gradients then.
 

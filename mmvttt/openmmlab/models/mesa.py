@@ -33,7 +33,7 @@ class MESAClassifier(ImageClassifier):
         kwargs: Options of `ImageClassifier`.
 
     Raises:
-        ValueError: If λ is no number, or below 0.
+        ValueError: If λ is not a number, or below 0.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class MESAClassifier(ImageClassifier):
             state_dict.update({f'{prefix}teacher.{n[len(prefix) :]}': v for n, v in own.items()})
 
     def train(self, mode: bool = True) -> 'MESAClassifier':
-        """Sets the mode of the student; the teacher evaluates."""
+        """Sets the mode of the student. The teacher always evaluates."""
         super().train(mode)
         self.teacher.eval()
         return self
@@ -80,7 +80,7 @@ class MESAClassifier(ImageClassifier):
     def predict(
         self, inputs: Tensor, data_samples: list[DataSample] | None = None, **kwargs: Any
     ) -> list[DataSample]:
-        """The student's predictions; with `evaluate_teacher` also `teacher_score` `(classes,)`."""
+        """The student's predictions, with `evaluate_teacher` also `teacher_score` `(classes,)`."""
         samples = super().predict(inputs, data_samples, **kwargs)
         if self.evaluate_teacher:
             for sample, scores in zip(samples, self.teacher_scores(inputs), strict=True):
@@ -97,7 +97,7 @@ class MESAClassifier(ImageClassifier):
 
     @torch.no_grad()
     def update_teacher(self, decay: float) -> None:
-        """teacher ← decay · teacher + (1 − decay) · student, buffers too; 0 copies the student."""
+        """teacher ← decay · teacher + (1 − decay) · student, also for buffers."""
         student = self.state_dict()
         for name, value in self.teacher.state_dict().items():
             if value.is_floating_point():

@@ -120,7 +120,7 @@ class AnomalyHook(Hook):
             self.require_finite(step, model)
 
     def _first_bad(self) -> tuple[_Step, int] | None:
-        """The first step with a non-finite loss, and its rank; the same on all ranks."""
+        """The first step with a non-finite loss, and its rank, the same on all ranks."""
         steps, self._steps = self._steps, []
         if not steps:
             return None

@@ -41,7 +41,7 @@ _CONTENTS, _VAL_CONTENTS = 'digest', 'validation digest'
 def make_exact(cfg: Config) -> str | None:
     """Puts the loops, sampler and data set of this module into a config, unless it has them.
 
-    Returns why its run cannot be resumed exactly; the config is then unchanged.
+    Returns why its run cannot be resumed exactly, and then leaves the config unchanged.
     """
     loader, loop = cfg.train_dataloader, cfg.train_cfg
     if not isinstance(loader, ConfigDict) or not isinstance(loop, ConfigDict):
@@ -77,13 +77,13 @@ def make_exact(cfg: Config) -> str | None:
 
 @DATA_SAMPLERS.register_module()
 class ExactBatchSampler(Sampler):
-    """Batches of another batch sampler, from any step on; each index has the key of its seed.
+    """Batches of another batch sampler, from any step on. Each index has the key of its seed.
 
     Empty until the loops of this module call `begin`.
 
     Args:
         sampler, batch_size: Set by mmengine.
-        batch_sampler: Config of the batch sampler; None is torch's.
+        batch_sampler: Config of the batch sampler, or None for torch's.
         drop_last: Without a `batch_sampler`: whether to drop an incomplete batch.
     """
 

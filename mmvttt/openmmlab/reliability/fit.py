@@ -78,7 +78,7 @@ class CompareOnLoad(Hook):
 
 
 def _drop_unusable(info: dict) -> Iterator[str]:
-    """Drops entries of a message hub that a training could not compute with; yields their names."""
+    """Drops entries of a message hub that a training cannot use, and yields their names."""
     for name in list(info):
         try:
             for beginning, convert in _COMPUTED.items():

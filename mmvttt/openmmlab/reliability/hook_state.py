@@ -52,7 +52,7 @@ class HookStates:
                 vars(hook).update(state)
 
     def collect(self) -> dict[str, Any]:
-        """The states now; hooks without one are left out."""
+        """The states now, without hooks that have none."""
         states = {}
         for name, hook in self._hooks.items():
             first = self._first[name]
@@ -86,7 +86,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def drop_unreadable(entries: dict) -> Iterator[str]:
-    """Drops the entries that a resume could not read; yields their names.
+    """Drops the entries that a resume could not read, and yields their names.
 
     The others must not be lost with one that a hook or a metric has added.
     """

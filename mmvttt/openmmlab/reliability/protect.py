@@ -53,7 +53,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
     If it raises, no file of the work directory has changed, but for the lock's.
 
     Args:
-        cfg: The config of a training, with its `work_dir`; is changed.
+        cfg: The config of a training, with its `work_dir`. It is changed in place.
         plain: Only check, without `add_protection`.
 
     Returns:
@@ -96,7 +96,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
 def add_protection(cfg: Config) -> None:
     """Adds `CheckpointHook`, `make_exact` and `AnomalyHook` to a training's config.
 
-    The config's own hooks stay; a warning names what is lost by one.
+    The config's own hooks stay. A warning names what is lost by one.
     """
     scope = cfg.get('default_scope')
     cfg.default_hooks = cfg.get('default_hooks') or {}

@@ -87,7 +87,7 @@ def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, lis
 
 
 def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
-    """The fault of a checkpoint, as a predicate; None if a training can resume from it."""
+    """The fault of a checkpoint, as a predicate, or None if a training can resume from it."""
     try:
         _place(path)
     except CheckpointError as error:
@@ -96,7 +96,7 @@ def why_not_resumable(path: str | os.PathLike[str]) -> str | None:
 
 
 def _place(path: str | os.PathLike[str]) -> tuple[str, int]:
-    """The identifier and step of a checkpoint's training; a CheckpointError if it has none."""
+    """The identifier and step of a checkpoint's training. Raises CheckpointError without them."""
     match read_content(path, mmap=True):
         case {
             'meta': {'iter': int() as step, 'epoch': int() as epoch},
@@ -138,7 +138,7 @@ def _pointed(work_dir: Path) -> tuple[Path | None, str | None]:
 
 
 def _choose(work_dir: str, named: str | None) -> str | None:
-    """Rank 0's path, relative if it is in the work directory; see `choose_checkpoint`."""
+    """Rank 0's path, relative if it is in the work directory (see `choose_checkpoint`)."""
     if named is not None:
         path = os.path.realpath(named)
         problem = why_not_resumable(path) if os.path.exists(path) else 'does not exist'

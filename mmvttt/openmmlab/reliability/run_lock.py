@@ -26,7 +26,7 @@ _WITHOUT_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP
 class RunLock:
     """Lock of rank 0 on a folder, which the system releases when the process ends in any way.
 
-    Its files stay in the folder. A folder on a disk without locks is not locked; a warning says so.
+    Its files stay in the folder. A folder on a disk without locks is not locked, with a warning.
 
     Raises:
         UsageError: On all ranks: another process holds it, which the error names, or the folder

@@ -119,7 +119,7 @@ def require_same_training(cfg: Config) -> None:
 
 
 def require_same(facts: Mapping[str, str]) -> None:
-    """Compares facts, by name, with those of all other ranks; see `require_same_training`."""
+    """Compares facts, by name, with those of all other ranks (see `require_same_training`)."""
     if get_world_size() == 1:
         return
     node = f'node {socket.gethostname()!r} (rank {get_rank()})'

@@ -1,4 +1,4 @@
-"""Signals that ask a training to save or stop; all ranks agree on the step."""
+"""Signals that ask a training to save or stop. All ranks agree on the step."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Preempted(SystemExit):
 
 
 class Requests:
-    """Receives SIGTERM, SIGINT, SIGHUP and SIGUSR1; all ranks act on them at the same step.
+    """Receives SIGTERM, SIGINT, SIGHUP and SIGUSR1. All ranks act on them at the same step.
 
     Attributes:
-        group: All ranks on CPUs, so that asking does not wait for a GPU; None with one process.
+        group: All ranks on CPUs, so that asking does not wait for a GPU, or None with one process.
         name: The signal received, or 'a signal' if another rank has received it.
         listening: Between `listen` and `close`.
     """
@@ -85,11 +85,11 @@ class Requests:
             self.group = None
 
     def request(self, request: int) -> None:
-        """Records `SAVE` or `STOP` on this rank, like a signal; `STOP` wins."""
+        """Records `SAVE` or `STOP` on this rank, like a signal. `STOP` wins."""
         self._requested = max(self._requested, request)
 
     def poll(self) -> int:
-        """Returns the strongest request of all ranks; with several ranks, from the previous step.
+        """Returns the strongest request of all ranks, with several ranks from the previous step.
 
         Every rank must call it at every step.
         """
@@ -109,7 +109,7 @@ class Requests:
         return answer
 
     def any(self, here: bool) -> bool:
-        """Whether `here` is true on any rank; waits for all."""
+        """Whether `here` is true on any rank. Waits for all."""
         value = torch.tensor(int(here))
         if self.group is not None:
             dist.all_reduce(value, dist.ReduceOp.MAX, self.group)

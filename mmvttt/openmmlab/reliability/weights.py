@@ -111,7 +111,7 @@ def fit_rows(
         saved, classes: The names of the classes.
 
     Returns:
-        The tensor; None if the shapes are others.
+        The tensor, or None if the shapes are others.
     """
     for n, background in ((1, 0), (1, 1), (4, 0)):
         sizes = [len(names) * n + background for names in (saved, classes)]

@@ -69,7 +69,7 @@ class CompileHook(Hook):
         self._settings = ExitStack()
 
     def before_run(self, runner: Runner) -> None:
-        """Runs before a training or a test; compilation itself starts with the first images."""
+        """Runs before a training or a test. Compilation itself starts with the first images."""
         if self.options.get('backend', 'inductor') == 'inductor' and (
             reason := missing_compiler(next(runner.model.parameters()).device)
         ):

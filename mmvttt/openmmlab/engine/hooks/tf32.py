@@ -18,7 +18,7 @@ class TF32Hook(Hook):
     priority = 'VERY_HIGH'
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Allows TF32 for matrices; for convolutions PyTorch does by default."""
+        """Allows TF32 for matrices. For convolutions PyTorch does so by default."""
         self._before = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = True
 
