@@ -175,8 +175,8 @@ def forget_plans() -> None:
 def precision(dtype: torch.dtype) -> str:
     """`input_precision` of the products of tiles of `dtype`, so that fp32 keeps its digits.
 
-    By default Triton computes one TF32 product, with 10 bits. AMD's matrix cores compute in fp32;
-    on NVIDIA three TF32 products give some 21 bits.
+    By default Triton computes one TF32 product, with 10 bits. AMD's matrix cores compute in fp32.
+    On NVIDIA three TF32 products give some 21 bits.
     """
     return 'tf32x3' if dtype == torch.float32 and not torch.version.hip else 'ieee'
 

@@ -203,7 +203,7 @@ def store(x, out, place, first, count, dim):
 
 
 def flat(*tensors: Tensor, dtype: torch.dtype, lead: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Memory of every tensor as one row, and its first `lead` strides; features are dense."""
+    """Memory of every tensor as one row, and its first `lead` strides. Features are dense."""
     rows, strides = [], []
     for x in tensors:
         x = x.detach()

@@ -24,7 +24,7 @@ def resolve(
     """Finds the config and the weights of a model. Published weights have the config's name.
 
     Raises:
-        UsageError: There is no checkpoint, and nobody has published one.
+        UsageError: No checkpoint is given, and none is published.
     """
     config = NAMES.get(os.fspath(model), os.fspath(model))
     if checkpoint is None and (config not in PUBLISHED or PUBLISHED[config].start_of):

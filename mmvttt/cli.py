@@ -208,7 +208,7 @@ def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
 
 
 def _reader_left() -> bool:
-    """Whether the reader of stdout, such as `head`, has left; then drops what it has not read."""
+    """Whether the reader of stdout, such as `head`, has left. If so, drops what it has not read."""
     stdout = select.poll()
     stdout.register(sys.stdout, 0)
     left = bool(stdout.poll(0))

@@ -1,6 +1,6 @@
 """Checks the data of a config: annotations, labels, files, images.
 
-See mmvttt.openmmlab.reliability.data.annotations. Exit status 1 if there are errors; warnings name
+See mmvttt.openmmlab.reliability.data.annotations. Exit status 1 if there are errors. Warnings name
 data that a training silently drops.
 
 example: mmvttt check_data configs/maskrcnn_vittt_t_pennfudan.py

@@ -21,7 +21,7 @@ def causal_conv(
     """Filters every scan along its tokens, each from itself and its past (Algorithm 1, l. 10).
 
     With K taps, `y[t] = Σ_j weight[j]·x[t − (K − 1 − j)]` in a 'forward' scan, and
-    `x[t + (K − 1 − j)]` in a 'backward' one, whose past lies at larger t; a scan is zero before its
+    `x[t + (K − 1 − j)]` in a 'backward' one, whose past lies at larger t. A scan is zero before its
     first token. Two weights on the same tokens (q and k of a shared projection) read them once.
 
     B images, T tokens, R = len(directions) scans, C channels.

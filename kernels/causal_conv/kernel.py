@@ -1,6 +1,6 @@
 """Triton kernels of the causal convolutions: one pass forward, one backward.
 
-A tile has tokens as rows and channels as columns. A token and its past are K loads; the caches
+A tile has tokens as rows and channels as columns. A token and its past are K loads. The caches
 serve all but one. In the backward pass these are loads of the outputs' gradients, which give both
 dx and dw. A program has a span of tokens of one scan of one image and writes its partial sums,
 which are added in a fixed order.

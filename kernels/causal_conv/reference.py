@@ -15,7 +15,7 @@ from .._op import Args, Grads
 
 
 def primal(x: Tensor, weight: Tensor, ways: str) -> Tensor:
-    """Σ_j weight[j]·x[t ∓ (K − 1 − j)], `(B, T, R, C)`; ways: 'f' or 'b' for each scan."""
+    """Σ_j weight[j]·x[t ∓ (K − 1 − j)], `(B, T, R, C)`. `ways` has 'f' or 'b' for each scan."""
     tokens, taps = x.shape[1], weight.shape[-1]
     outs = []
     for r, way in enumerate(ways):

@@ -1,6 +1,6 @@
 """Triton kernels of deformable attention: a forward pass, and a backward pass by points and pixels.
 
-A *row* is one head of one query, b·Q·H + q·H + h, and has L·P points; a point belongs to the cell
+A *row* is one head of one query, b·Q·H + q·H + h, and has L·P points. A point belongs to the cell
 between four pixels, named by its top left pixel. A program of `_forward` and `_backward_points`
 loops over the points of some rows. The gradient of the values is gathered instead of scattered:
 points are sorted by cell (stably, by 32-bit keys), and the points that touch a pixel are then two
@@ -306,7 +306,7 @@ _MOST_LEVELS = 8
 def config(kernel: str, dtype: torch.dtype, dim: int) -> dict[str, int]:
     """Compile options of a kernel for values of `dtype` with `dim` channels, the same for all GPUs.
 
-    A thread holds 16 bytes of a pixel, one load; all threads that share a point repeat its
+    A thread holds 16 bytes of a pixel, one load. All threads that share a point repeat its
     computations. The dot products of `_backward_points` move between threads on their way to
     memory: within one warp that needs no barrier.
     """

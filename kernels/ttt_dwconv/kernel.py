@@ -1,13 +1,13 @@
 """Triton kernels of ViT³'s depth-wise 3×3 inner model: two passes forward, two backward.
 
-Forward: `_step` sums the inner gradients G over k and v; `_read` takes the damped step when it
+Forward: `_step` sums the inner gradients G over k and v. `_read` takes the damped step when it
     loads the kernels, and filters q. Backward: `_read_backward` goes over dO and q and sums the
-    gradients of the updated kernels; `_step_backward` converts them to `j = −κH` when it loads
+    gradients of the updated kernels. `_step_backward` converts them to `j = −κH` when it loads
     them, and filters k and v. If few images would leave a GPU idle, several programs share a sum
     (`_launch`).
 
 Everything is channels-last: a tile has pixels as rows and channels as columns, and its nine
-neighbours are nine loads; the caches serve eight of them. Taps are numbered row by row.
+neighbours are nine loads. The caches serve eight of them. Taps are numbered row by row.
 """
 
 import torch
@@ -97,7 +97,7 @@ def _dot(x, y):
 
 @triton.jit
 def _stepped(w3, g, channels, D, DAMPING: tl.constexpr, ACC: tl.constexpr):
-    """w′ = w − G/(‖G‖ + 1), with the norm over the taps; w3 `(D, 9)`, g `(9, D)`."""
+    """w′ = w − G/(‖G‖ + 1), with the norm over the taps, of w3 `(D, 9)` and g `(9, D)`."""
     w = load_taps(w3, channels, 1, 9, D, ACC)
     g = load_taps(g, channels, D, 1, D, ACC)
     divisor = tl.sqrt(_dot(g, g)) + 1 if DAMPING else tl.full(channels.shape, 1, ACC)

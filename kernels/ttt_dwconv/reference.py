@@ -3,9 +3,9 @@
 - `primal`: the definition, with the gradient of the inner loss by autograd.
 - `forward`, `backward`: what the op runs without kernels, from nine shifted maps.
 
-Maps are channels-last, `(B, h, w, d)`; the nine taps of a kernel are numbered row by row and stand
+Maps are channels-last, `(B, h, w, d)`. The nine taps of a kernel are numbered row by row and stand
 before the channels, `(…, 9, d)`, which is how the inner gradient is kept. The inner loss is
-−(s/N)·Σ f(k)·v, N = h·w; nothing is scaled by s/N before the sum over the pixels.
+−(s/N)·Σ f(k)·v, N = h·w. Nothing is scaled by s/N before the sum over the pixels.
 """
 
 from collections.abc import Iterator

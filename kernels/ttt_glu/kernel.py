@@ -1,8 +1,8 @@
 """Triton kernels of ViT³'s gated inner model: two passes over the tokens forward, two backward.
 
-Forward: `_step` sums the inner gradients G over k and v; `_read` takes the damped step when it
+Forward: `_step` sums the inner gradients G over k and v. `_read` takes the damped step when it
     loads the weights, and reads q. Backward: `_read_backward` goes over q and dO and sums the
-    gradients of the updated weights; `_step_gradients` converts them to `j = −κH` for
+    gradients of the updated weights. `_step_gradients` converts them to `j = −κH` for
     `_step_backward`, over k and v. If few (image, head) pairs would leave a GPU idle, several
     programs share a sum (`_launch`).
 

@@ -4,7 +4,7 @@
 - `forward`, `backward`: what the op runs without a GPU. Explicit formulas with both weights side by
   side, `W = [W1 | W2]` `(H, d, 2d)`, so that every step is one product.
 
-Vectors are rows, f(x) = (xW1)⊙silu(xW2). The inner loss is −(s/N)·Σ f(k)·v; nothing is scaled by
+Vectors are rows, f(x) = (xW1)⊙silu(xW2). The inner loss is −(s/N)·Σ f(k)·v. Nothing is scaled by
 s/N before the sum over the tokens: tokens of a large map would underflow in half precision.
 """
 

@@ -40,7 +40,7 @@ def ttt_mlp(
         w1, w2, w3: `(H, d, d)` fp32 (fp64 where q is fp64), row vectors; without w3 the two-layer
             model.
         loss: 'dot' (T⁵ for images) or 'l2' (DiT⁵).
-        scale: s of the inner loss, d^−½ in T⁵; s/N is applied in fp32 after the sum over the
+        scale: s of the inner loss, d^−½ in T⁵. s/N is applied in fp32 after the sum over the
             tokens.
         backend: 'triton', 'numba' or 'reference' forces one (see `ttt_kernels`).
 

@@ -47,7 +47,7 @@ NEVER, ONCE, EVERY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 @triton.jit
 def _weights(base, program, D: tl.constexpr, GATED: tl.constexpr):
-    """Pointers `(D, D)` to W1, W2 and the output weight of a head; without GATED W2's are W1's."""
+    """Pointers `(D, D)` to W1, W2 and the output weight of a head. Without GATED W2's are W1's."""
     base += program.to(tl.int64) * ((3 if GATED else 2) * D * D) + square(D, D)
     return base, base + (D * D if GATED else 0), base + (2 * D * D if GATED else D * D)
 
@@ -64,7 +64,7 @@ def _store_sums(base, w1, w2, w_out, D: tl.constexpr, GATED: tl.constexpr):
 
 @triton.jit
 def _error(v_tile, hidden, w_out, L2: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr):
-    """e `(D, BLOCK)`: v, or for the L2 loss V̂ − v; `hidden` is in the type of the tokens."""
+    """e `(D, BLOCK)`: v, or for the L2 loss V̂ − v. `hidden` is in the type of the tokens."""
     e = tl.trans(v_tile)
     if L2:
         e = (dot(tl.trans(w_out), hidden, ACC, PRECISION) - e.to(ACC)).to(v_tile.dtype)

@@ -3,9 +3,9 @@
 - `primal`: the definition, with the gradient of the inner loss by autograd.
 - `forward`, `backward`: what the op runs without a GPU, by explicit formulas.
 
-Vectors are rows. The two-layer model is f(x) = silu(xW1)·W2; the SwiGLU model (silu(xW1)⊙xW2)·W3,
-in both, the first weight is inside silu and the last one is the output weight. The inner loss of N
-tokens is −(s/N)·Σ f(k)·v ('dot') or (s/2N)·Σ‖f(k) − v‖² ('l2'); nothing is scaled by s/N before the
+Vectors are rows. The two-layer model is f(x) = silu(xW1)·W2, the SwiGLU model (silu(xW1)⊙xW2)·W3.
+In both, the first weight is inside silu and the last one is the output weight. The inner loss of N
+tokens is −(s/N)·Σ f(k)·v ('dot') or (s/2N)·Σ‖f(k) − v‖² ('l2'). Nothing is scaled by s/N before the
 sum over the tokens: tokens of a large map would underflow in half precision.
 """
 
@@ -88,7 +88,7 @@ def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, w1, w2 and w3, given dO and the g that `forward` returned.
 
     All gradients of the step are linear in `j = −κ·dW′`, κ = s/N, which is κ times the gradient
-    with respect to G. Names with a d before them are gradients; D is the hidden layer's gradient in
+    with respect to G. Names with a d before them are gradients. D is the hidden layer's gradient in
     the inner loss. Without w3 the last result is empty.
     """
     (do,), (q, k, v, w1, w2, w3, scale, loss), (g,) = grads, args, kept

@@ -1,7 +1,7 @@
 """Implicit attention (t5 Eq. 13) and key shift (t5 Eq. 11) of token mixers, by layer.
 
 A token's output depends on the value of another by a d×d matrix J_ij = ∂o_i/∂v_j. Its size here is
-‖J‖_F/√d, which is the attention weight for softmax attention; the paper says "gradient magnitude"
+‖J‖_F/√d, which is the attention weight for softmax attention. The paper says "gradient magnitude"
 without a definition. Computed by autograd for chosen queries.
 """
 
@@ -20,7 +20,7 @@ from .mixers import SOFTMAX, Mixing
 def key_shift(k: Tensor) -> Tensor:
     """Returns ‖mean of the keys‖ / mean of ‖key‖ over N tokens (t5 Eq. 11): `(…, N, C)` → `(…)`.
 
-    0 after an instance norm; 1/√N for independent keys of mean 0, so that only ratios at one N
+    0 after an instance norm, 1/√N for independent keys of mean 0, so that only ratios at one N
     compare. The paper reports about 0.5 for a trained ViT at N = 196.
     """
     return k.mean(-2).norm(dim=-1) / k.norm(dim=-1).mean(-1)

@@ -89,7 +89,7 @@ def plot(
 ) -> Path:
     """Draws a panel for each measured column of `fields` against the side of the image.
 
-    Both axes are logarithmic; the legend has each line's slope against the tokens. Lines of models
+    Both axes are logarithmic. The legend has each line's slope against the tokens. Lines of models
     without a part of mmvttt's (`ours`) are dashed, those of materialised attention dotted.
     """
     # Not at the top: matplotlib is an extra, and measuring needs none.

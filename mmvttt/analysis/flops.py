@@ -26,7 +26,7 @@ class Cost:
     """Cost of a model on one image.
 
     Attributes:
-        params: Parameters of each part; the model itself is ''.
+        params: Parameters of each part. The model itself is ''.
         macs: Multiply-accumulates of each part on one image.
         by_op: Multiply-accumulates of each op, by its name in torch.
         uncounted: Custom operators without a formula that ran: their work is missing.

@@ -117,7 +117,7 @@ def last_map(model: nn.Module, images: Tensor) -> Tensor:
 
     Args:
         model: A classifier, detector or segmentor of OpenMMLab, whose backbone is taken, with
-            pooled features or maps; a backbone; a timm model.
+            pooled features or maps, a backbone, or a timm model.
         images: `(B, 3, H, W)`.
     """
     backbone = backbone_of(model)

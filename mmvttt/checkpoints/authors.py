@@ -67,8 +67,8 @@ def by_our_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """The weights by our names, if they have the authors', or None for any others.
 
     The tensors are views of the given ones, so the authors' own model gets our weights by copying
-    them into what is returned for its `state_dict()`. Names that no rule knows stay as they are;
-    rotary tables of one image size and DiT's fixed positions are left out.
+    them into what is returned for its `state_dict()`. Names that no rule knows stay as they are.
+    Rotary tables of one image size and DiT's fixed positions are left out.
 
     Raises:
         CheckpointError: Two names become one, or the positions are not DiT's.

@@ -100,7 +100,7 @@ def download(url: str, path: Path) -> None:
 
 
 def kept_digest(path: Path) -> str:
-    """The digest that was kept when a file was downloaded, or that its name has; or ''."""
+    """The digest that was kept when a file was downloaded, or that its name has, or ''."""
     record = _record(path)
     return record.read_text()[:64] if record.is_file() else named_digest(path.name)
 

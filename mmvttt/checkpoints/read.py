@@ -98,7 +98,7 @@ def read_content(
     that the authors evaluate, averaged where the file has such; its other weights by their entries,
     and `meta`.
 
-    Only names in `allow_list` are read; torch's own list is restored afterwards. Checksums are
+    Only names in `allow_list` are read. torch's own list is restored afterwards. Checksums are
     compared, which torch writes but does not check.
 
     Args:

@@ -20,7 +20,7 @@ _WARM_UP = 3
 class Replayed(nn.Module):
     """Runs a network of images `(B, C, H, W)` by a CUDA graph, for inference.
 
-    The first call records the graph; later ones take the same `(C, H, W)` and as many images or
+    The first call records the graph. Later ones take the same `(C, H, W)` and as many images or
     fewer. Parameters may change in place (`load_state_dict`), not move. Mixed precision belongs
     inside, or around every call alike. Threads take turns. A copy, also a shallow or a pickled one,
     records a graph of its own.

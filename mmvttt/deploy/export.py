@@ -47,7 +47,7 @@ def export_module(
     Args:
         module: In evaluation mode, images `(B, C, H, W)` → a tensor or a tuple of tensors.
         image: An example. With two or more images the batch size is free, with one it is fixed.
-        out: File that ends in `.pt2`, `.onnx` or `.xml`; an `.xml` has its weights in a `.bin`. The
+        out: File that ends in `.pt2`, `.onnx` or `.xml`. An `.xml` has its weights in a `.bin`. The
             last two use standard operators.
         fixed_size: Fix height and width of the images.
         decompose: Write a `.pt2` in torch's own operators. Otherwise it keeps this package's ops,

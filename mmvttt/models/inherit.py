@@ -69,7 +69,7 @@ def inherit_vit(weights: StateDict, model: nn.Module) -> dict[str, Tensor]:
         model: The T⁵ that they are for.
 
     Returns:
-        All tensors of the model but its `new_parameters()`; the position embedding has the rows of
+        All tensors of the model but its `new_parameters()`. The position embedding has the rows of
         the source's grid.
 
     Raises:
@@ -168,7 +168,7 @@ def load_inherited_head(
 def _renamed(
     weights: StateDict,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, str]]:
-    """Tensors by our names; LayerScales by the layer before them; what is dropped, and why."""
+    """Tensors by our names, LayerScales by the layer before them, and what is dropped and why."""
     marks = sorted((n for n in weights if n.endswith(_MARKS)), key=len)
     if not marks:
         begin = ', '.join(sorted({'.'.join(name.split('.')[:2]) for name in weights})[:6])

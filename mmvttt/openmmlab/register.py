@@ -32,10 +32,10 @@ from .registry import (
 
 
 class FromLibrary(BaseModule):
-    """Builds a class of the library from a config; the base of all classes below.
+    """Builds a class of the library from a config. It is the base of all classes below.
 
     `init_cfg=dict(type='Pretrained', …)` loads by `load_pretrained`, which logs a report and fails
-    where next to nothing matches; mmengine's own loading is `strict=False` and silent. With
+    where next to nothing matches. mmengine's own loading is `strict=False` and silent. With
     `ema=True` the averaged weights of the file are loaded, MESA's teacher for one.
     `dict(type='mmvttt.InheritViT', …)` takes the same options for the checkpoint of a ViT.
 
@@ -171,13 +171,13 @@ for _registry, _own in (
 class InheritViT:
     """Loads the checkpoint of a ViT into T⁵: `init_cfg=dict(type='mmvttt.InheritViT', …)`.
 
-    Its options are those of `load_inherited`; in a head of mmpretrain, of `load_inherited_head`.
+    It takes the options of `load_inherited`, or in a head of mmpretrain of `load_inherited_head`.
     """
 
     def __init__(self, **options: Any) -> None:
         self.options = options
 
     def __call__(self, module: nn.Module) -> None:
-        """Loads the weights into a linear head; `FromLibrary` calls `load_inherited` itself."""
+        """Loads the weights into a linear head. `FromLibrary` calls `load_inherited` itself."""
         is_head = isinstance(getattr(module, 'fc', None), nn.Linear)
         (load_inherited_head if is_head else load_inherited)(module, **self.options)

@@ -17,7 +17,7 @@ _MODULES = (
 class OwnRegistry(root.Registry):
     """A registry with the scope `mmvttt`.
 
-    `on_demand` has modules by the type that they register; they import a toolbox, or diffusers, and
+    `on_demand` has modules by the type that they register. They import a toolbox, or diffusers, and
     are imported once a config names the type.
     """
 
@@ -80,7 +80,7 @@ def foreign_part(option: str, name: str) -> Any:
 def resolve_type(kind: Any, registry: root.Registry, scope: str | None) -> Any:
     """The class that the `type` of a config means, or None where mmengine would not find it.
 
-    `kind` is the class itself, as in pure-Python configs; its name, with or without a scope; or its
+    `kind` is the class itself, as in pure-Python configs, its name with or without a scope, or its
     module and name, as such a config is dumped.
     """
     if not isinstance(kind, str):

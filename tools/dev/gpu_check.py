@@ -7,7 +7,7 @@ outputs and gradients, then the tests of the ops, then wall, GPU and host time.
 Results are in DIR as soon as a step ends: `gpu_check.log`, and tables that name the GPU and the
 versions. A step that runs out of time is interrupted and reports what it has.
 
-The exit status is 1 if something failed. Needs torch, Triton, timm and pytest; mmvttt need not be
+The exit status is 1 if something failed. Needs torch, Triton, timm and pytest. mmvttt need not be
 installed: it and `ttt_kernels` are imported from this repository.
 """
 
@@ -160,7 +160,7 @@ def files(part: str) -> list[Path]:
 
 
 def share(names: Sequence[str]) -> list[list[str]]:
-    """Test names for each process; what compiles the same kernels stays together."""
+    """Test names for each process. What compiles the same kernels stays together."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
         file, _, rest = name.partition('::')

@@ -3,7 +3,7 @@
     python tools/dev/host_time.py [--out FILE] [--only ops|launches|steps|compiled]
 
 Without a GPU the tensors are tiny, launches do nothing, and times are processor time of one thread.
-`launches` has the ops with all of a launch but the driver's part; Triton compiles them first.
+`launches` has the ops with all of a launch but the driver's part. Triton compiles them first.
 Convolutions, which oneDNN computes for longer than a GPU is launched, allocate their results only.
 Everything else runs on the CPU, inductor's kernels in `compiled` included: steps whose blocks, or
 whose models, are compiled as in the recipes.
@@ -162,7 +162,7 @@ def time_launches(seconds: float) -> Iterator[Row]:
 
 
 def training_step(name: str, size: list[int], compiled: str) -> Callable[[], None]:
-    """Forward under bf16 autocast, backward, and gradients to None; no optimizer."""
+    """Forward under bf16 autocast, backward, and gradients to None, without an optimizer."""
     model, options, _ = MODELS[name]
     batch, *sides = size
     if DEVICE.type == 'cuda':

@@ -44,7 +44,7 @@ def position_table(
     """DiT's fixed sine-cosine embedding of an `(h, w)` map of patches: `(h·w, channels)`.
 
     The first half of the channels embeds the column, the second half the row, each `[sin, cos]`
-    with base 10000; positions count from 0 for any map size.
+    with base 10000. Positions count from 0 for any map size.
     """
     rows, columns = (torch.arange(n, dtype=torch.float32, device=device) for n in hw)
     grid = torch.stack(torch.meshgrid(columns, rows, indexing='xy'))
@@ -87,7 +87,7 @@ class DiT3(ModelMixin, ConfigMixin):
 
     It has the call of diffusers' `DiTTransformer2DModel` and works in its pipelines. With another
     mixer and without `cpe` it is the DiT of that mixer: `DiT3(**DIT5)` is DiT⁵ (t5 Sec. 5.2), whose
-    time and class are embedded once for all blocks, as in its authors' code; `DiT3(**DIT)` is DiT.
+    time and class are embedded once for all blocks, as in its authors' code. `DiT3(**DIT)` is DiT.
 
     At the start the output is 0: all modulations and the last layer are (DiT Sec. 3.2, adaLN-Zero).
 
@@ -169,7 +169,7 @@ class DiT3(ModelMixin, ConfigMixin):
     def reset_parameters(self) -> None:
         """DiT's start: Xavier, N(0, 0.02) for the embeddings of time and class, else 0.
 
-        The projections of ViT³'s and T⁵'s mixers are initialised like DiT's; everything else in a
+        The projections of ViT³'s and T⁵'s mixers are initialised like DiT's. Everything else in a
         mixer, other mixers, and the convolution of `cpe` keep their own initialisation.
         """
         embedders = self.time_embed.linear_1, self.time_embed.linear_2

@@ -125,7 +125,7 @@ class FlowLoss:
     """Rectified flow: x_σ = (1 − σ)·x0 + σ·ε, whose velocity is ε − x0 (SD3, Esser et al. 2024).
 
     logit σ is drawn from a normal distribution and σ shifted by the scheduler's `shift`, as are the
-    times of sampling; the model gets 1000·σ.
+    times of sampling. The model gets 1000·σ.
 
     Args:
         scheduler: diffusers' `FlowMatchEulerDiscreteScheduler`.

@@ -44,7 +44,7 @@ def save_pretrained(
     folder for a `TimmViT` of the same options.
 
     Args:
-        model: Made by `timm.create_model`, then linearized; or `TimmViT.to_timm()`.
+        model: Made by `timm.create_model`, then linearized, or by `TimmViT.to_timm()`.
         folder: Made if missing.
         model_args: Options of `timm.create_model` in the place of the model's, where JSON cannot
             hold those (`norm_layer='rmsnorm'` for a class).

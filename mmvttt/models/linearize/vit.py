@@ -116,7 +116,7 @@ def install(
     left: Mapping[str, nn.Module | str],
     note: Note,
 ) -> list[str]:
-    """Puts the replacements into their places; returns the names of the new parameters."""
+    """Puts the replacements into their places, and returns the names of the new parameters."""
     for method in _METHODS:
         if method in vars(model):
             raise OptionError(
@@ -141,7 +141,7 @@ def put_in_place(
     note: Note,
     methods: type | None = None,
 ) -> list[str]:
-    """Puts the replacements into their places; returns the names of the new parameters."""
+    """Puts the replacements into their places, and returns the names of the new parameters."""
     for name in left:
         model.get_submodule(name).register_forward_pre_hook(drop_map_size, with_kwargs=True)
     for name, new in built.items():

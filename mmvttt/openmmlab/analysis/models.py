@@ -127,7 +127,7 @@ class DenseForward(nn.Module):
 
 
 def samples_of(image: Tensor) -> list[BaseDataElement]:
-    """Samples of images `(B, C, H, W)` for heads that read image sizes; nothing is padding."""
+    """Samples of images `(B, C, H, W)` for heads that read image sizes, without padding."""
     size = tuple(image.shape[-2:])
     about = dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size)
     return [BaseDataElement(metainfo=about | dict(scale_factor=(1.0, 1.0))) for _ in image]

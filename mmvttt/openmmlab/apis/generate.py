@@ -50,10 +50,10 @@ def load_generator(
 
 
 def load_autoencoder(folder: str | os.PathLike[str], device: torch.device | str = 'cpu') -> Any:
-    """diffusers' `AutoencoderKL` of a folder; nothing is downloaded.
+    """diffusers' `AutoencoderKL` of a folder. Nothing is downloaded.
 
     Raises:
-        MissingDataError: There is no autoencoder in the folder.
+        MissingDataError: The folder has no autoencoder.
     """
     from diffusers import AutoencoderKL
 
@@ -109,7 +109,7 @@ def generate(
     Args:
         model: See `load_generator`.
         count: Number of images.
-        classes: Image i is of class `classes[i % len(classes)]`; empty for a model of prompts.
+        classes: Image i is of class `classes[i % len(classes)]`. Empty for a model of prompts.
         prompts: Embeddings of the prompts, `(P, …)` by the transformer's arguments: image i is of
             prompt i % P. `null_…` are the same for no prompt, `(1, …)`.
         autoencoder: Decodes latents, or None for a model of pixels.

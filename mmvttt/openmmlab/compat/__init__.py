@@ -1,7 +1,7 @@
 """Small, named patches that keep one code base working across OpenMMLab, torch and mmcv builds.
 
 Each is applied once the module that it changes has been imported, and changes no numbers of a
-training. `python -m mmvttt --patches` lists them; docs/patches.md has what, why, and how to do
+training. `python -m mmvttt --patches` lists them. docs/patches.md has what, why, and how to do
 without.
 """
 
@@ -49,7 +49,7 @@ _outcomes: dict[str, str | None] = {}
 
 
 def left_out() -> set[str]:
-    """Names of the patches that the environment disables; a ValueError if there is none of it."""
+    """Names of the patches that the environment disables. Raises ValueError for an unknown one."""
     names = {name for name in os.environ.get(SKIP, '').replace(' ', '').split(',') if name}
     patches = [patch.name for patch in PATCHES]
     for name in sorted(names - {*patches, 'startup'}):

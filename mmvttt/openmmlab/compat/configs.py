@@ -103,7 +103,7 @@ def find_shadowed_modules() -> str | None:
 
 
 def resolve_own_configs() -> str | None:
-    """Resolves `mmvttt::` in `_base_`; the base keeps the scope of its own default_scope."""
+    """Resolves `mmvttt::` in `_base_`. The base keeps the scope of its own default_scope."""
     original = Config._get_cfg_path
 
     # For every base from a toolbox mmengine reads all of its metafiles, which takes a second.

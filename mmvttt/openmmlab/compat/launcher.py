@@ -45,7 +45,7 @@ def _leave() -> None:
 
 
 def launch_with_gloo() -> str | None:
-    """Makes `init_dist('pytorch')` use gloo where there is no accelerator."""
+    """Makes `init_dist('pytorch')` use gloo without an accelerator."""
     original = dist_utils._init_dist_pytorch
     if not _no_gpu():
         return 'there is a GPU'
@@ -77,7 +77,7 @@ def wrap_without_devices() -> str | None:
 
 
 def shard_without_devices() -> str | None:
-    """Makes MMFullyShardedDataParallel stay on the CPU, without SyncBN, where there is no GPU."""
+    """Makes MMFullyShardedDataParallel stay on the CPU, without SyncBN, if there is no GPU."""
     from mmengine.model.wrappers.fully_sharded_distributed import MMFullyShardedDataParallel
 
     original = MMFullyShardedDataParallel.__init__
@@ -95,7 +95,7 @@ def shard_without_devices() -> str | None:
 
 
 def autocast_on_cpu() -> str | None:
-    """Lets AmpOptimWrapper be built without a GPU; mmengine's autocast does bf16 there."""
+    """Lets AmpOptimWrapper be built without a GPU. mmengine's autocast does bf16 there."""
     from mmengine.optim.optimizer import amp_optimizer_wrapper as amp
 
     if not _no_gpu():

@@ -29,7 +29,7 @@ def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """Indices of the kept boxes `(N, 4)`, best score first; one is x2 - x1 + offset pixels wide."""
+    """Indices of the kept boxes `(N, 4)`, best score first. A box is x2 - x1 + offset wide."""
     from torchvision.ops import nms as torchvision_nms
 
     boxes, scores = widened(boxes, scores)
@@ -187,7 +187,7 @@ def _missing(name: str, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 class _Stub(ModuleType):
-    """The module `mmcv._ext`. mmcv looks up every operator at import; most are never called."""
+    """The module `mmcv._ext`. mmcv looks up every operator at import. Most are never called."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith('__'):

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 
 class Patch(NamedTuple):
-    """A patch of another package; docs/patches.md has the fault without it.
+    """A patch of another package. docs/patches.md has the fault without it.
 
     Applied by `repair`, a `module:function` of this folder, once the module `target` is imported.
     The function returns None, or why it is not needed.

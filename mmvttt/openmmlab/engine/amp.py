@@ -14,12 +14,12 @@ from ..registry import OPTIM_WRAPPERS
 class AmpOptimWrapper(optim.AmpOptimWrapper):
     """mmengine's `AmpOptimWrapper`, in bf16 if the device has it, else in fp16.
 
-    In fp16 the inner gradients of test-time training underflow more easily; the authors of ViT³
+    In fp16 the inner gradients of test-time training underflow more easily. The authors of ViT³
     trained in fp16, when most devices had nothing else.
 
     Args:
-        dtype: 'bfloat16' or 'float16'; default: by the device.
-        loss_scale: As in mmengine; no effect in bf16.
+        dtype: 'bfloat16' or 'float16', by default by the device.
+        loss_scale: As in mmengine. It has no effect in bf16.
         kwargs: Arguments of mmengine's `AmpOptimWrapper`.
     """
 

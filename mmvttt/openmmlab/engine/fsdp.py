@@ -52,7 +52,7 @@ class BlockFSDPStrategy(FSDPStrategy):
         kwargs: Arguments of mmengine's strategy.
 
     Raises:
-        ValueError: There is no process group, FSDP replaces the parameters, or a checkpoint has
+        ValueError: No process group exists, FSDP replaces the parameters, or a checkpoint has
             another optimizer.
     """
 

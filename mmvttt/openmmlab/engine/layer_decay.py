@@ -1,7 +1,7 @@
 """Layer-wise learning rates for any backbone with `get_layer_depth`.
 
-The rate of layer l of L is lr · decay^(L − 1 − l); neck and heads have the full rate. Vision-TTT's
-appendix gives no such factor; Vision-RWKV, whose recipe it follows, takes 0.85 for detection.
+The rate of layer l of L is lr · decay^(L − 1 − l). Neck and heads have the full rate. Vision-TTT's
+appendix gives no such factor. Vision-RWKV, whose recipe it follows, takes 0.85 for detection.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         paramwise_cfg: `layer_decay_rate`, in (0, 1], and optionally mmengine's
 
             - `bias_lr_mult` (1), `bias_decay_mult` (0), `norm_decay_mult` (0),
-              `flat_decay_mult` (0; 1-D parameters), `dwconv_decay_mult` (1);
-            - `custom_keys`: `{part of a name: dict(lr_mult=…, decay_mult=…)}`; the longest matching
+              `flat_decay_mult` (0, for 1-D parameters), `dwconv_decay_mult` (1).
+            - `custom_keys`: `{part of a name: dict(lr_mult=…, decay_mult=…)}`. The longest matching
               part counts. `lr_mult` multiplies the layer's rate. Each of the two replaces the rules
-              above; other entries go to the optimizer's group;
+              above. Other entries go to the optimizer's group.
             - `new_lr_mult` (1): multiplies the rate of the modules' `new_parameters()`, the
               randomly initialised tensors of a model with inherited weights (20 in T⁵).
 

@@ -19,7 +19,7 @@ class WarmupCosineLR(LRSchedulerMixin, _ParamScheduler):
     """timm's cosine with warm-up, as the recipes of DeiT, Swin and ViT³ use it, step by step.
 
     The cosine runs over all steps, the warm-up included, so that the rate falls a little
-    at the end of the warm-up; mmengine's two schedules in a row begin the cosine after it, at up
+    at the end of the warm-up. mmengine's two schedules in a row begin the cosine after it, at up
     to a tenth higher rates. With t of T steps and a warm-up of W = ⌊warmup_ratio·T⌋:
 
         t < W:  lr·(f + (1 − f)·t/W)          t ≥ W:  m + (lr − m)·(1 + cos(π·t/T))/2
@@ -33,7 +33,7 @@ class WarmupCosineLR(LRSchedulerMixin, _ParamScheduler):
         start_factor: The first rate over the full one.
         eta_min_ratio: The last rate over the full one.
         end: The whole run, in epochs or steps. mmengine sets it where a config does not.
-        by_epoch: Whether `end` counts epochs; `convert_to_iter_based=True` makes steps of them.
+        by_epoch: Whether `end` counts epochs. `convert_to_iter_based=True` makes steps of them.
 
     Raises:
         ValueError: If a ratio is out of its range, or the run has no end.

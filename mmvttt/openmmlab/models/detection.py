@@ -30,7 +30,7 @@ class FP32AnchorGenerator(AnchorGenerator):
         dtype: torch.dtype = torch.float32,
         device: Any = 'cuda',
     ) -> Tensor:
-        """A map of `h × w` places, A anchors at each → `(h * w * A, 4)`; used by `grid_priors`."""
+        """A map of `h × w` places, A anchors at each → `(h * w * A, 4)`, for `grid_priors`."""
         dtype = torch.promote_types(dtype, torch.float32)
         return super().single_level_grid_priors(featmap_size, level_idx, dtype, device)
 

@@ -69,7 +69,7 @@ class DigitQuality(BaseMetric):
 
     - `accuracy`: how many samples the classifier takes for the digit that was asked for.
     - `frechet`: of its features, to the training set's.
-    - `nearest`: median distance to the nearest training image; a copy machine is near 0.
+    - `nearest`: median distance to the nearest training image, near 0 for a copy machine.
 
     The same three of the held-out digits, `real_…`, say what can be reached.
     """

@@ -22,7 +22,7 @@ class MESAClassifier(ImageClassifier):
     """An `ImageClassifier` that also learns the predictions of its own moving average.
 
     The loss grows by `mesa_weight · CE(student, softmax(teacher))`, on the same augmented images,
-    once `mmvttt.MESAHook` starts it; the hook moves the teacher too. Names of backbone and head are
+    once `mmvttt.MESAHook` starts it. The hook moves the teacher too. Names of backbone and head are
     as in an `ImageClassifier`, so that a checkpoint of one loads in the other; the teacher's
     begin with `teacher.`.
 
@@ -110,7 +110,7 @@ class MESAClassifier(ImageClassifier):
 class TeacherAccuracy(Accuracy):
     """mmpretrain's `Accuracy` of MESA's teacher, whose average the authors publish.
 
-    Needs `MESAClassifier(evaluate_teacher=True)`; give it a `prefix` of its own.
+    Needs `MESAClassifier(evaluate_teacher=True)` and a `prefix` of its own.
     """
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:

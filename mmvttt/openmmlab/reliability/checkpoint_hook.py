@@ -29,7 +29,7 @@ from .signals import STOP, Preempted, Requests, ignore_signals_in_workers
 
 @HOOKS.register_module()
 class CheckpointHook(hooks.CheckpointHook):
-    """mmengine's `CheckpointHook`, for runs that may be killed; docs/resume.md has its guarantees.
+    """mmengine's `CheckpointHook`, for runs that may be killed. docs/resume.md has its guarantees.
 
     An old checkpoint, also a best one, is removed after the new one is written; after a kill in
     between the resumed run removes it. A checkpoint `iter_<steps>.pth` that a signal asked for is
@@ -39,7 +39,7 @@ class CheckpointHook(hooks.CheckpointHook):
 
     Args:
         exit_code: Exit status after a SIGTERM. A scheduler that restarts only failed jobs
-            (Kubernetes) needs a nonzero one; shells use 143 for SIGTERM.
+            (Kubernetes) needs a nonzero one. Shells use 143 for SIGTERM.
         kwargs: Arguments of mmengine's hook.
     """
 

@@ -106,7 +106,7 @@ class ExactBatchSampler(Sampler):
     def begin(self, step: int, key: Key, endless: bool) -> None:
         """Sets the batches of the next iteration, from a step of the training on.
 
-        `key` has the first numbers of all keys; `endless` continues after the end of an epoch.
+        `key` has the first numbers of all keys. `endless` continues after the end of an epoch.
         """
         self._plan = step, key, endless
 

@@ -64,7 +64,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
             do not run the same training.
         DataError: The config's data is missing or makes no sense.
         CheckpointError: Weights to start from are missing, or cannot be downloaded.
-        ResumeError: The config has `resume`, but there is no good checkpoint.
+        ResumeError: The config has `resume`, but no good checkpoint exists.
     """
     require_same_training(cfg)
     lock = RunLock(cfg.work_dir)

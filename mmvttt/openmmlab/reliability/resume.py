@@ -26,7 +26,7 @@ def choose_checkpoint(cfg: Config) -> str | None:
     """Chooses the checkpoint that a training resumes from, if its config has `resume`.
 
     Rank 0 looks for the newest checkpoint that is whole (see `latest_checkpoint`), or checks the
-    one that the config names; every other rank checks that it has the same file. Afterwards all
+    one that the config names. Every other rank checks that it has the same file. Afterwards all
     ranks have the same path, or no rank has one and the training starts from the beginning.
 
     Args:

@@ -20,7 +20,7 @@ class Rotation:
     """Keeps track of a run's checkpoints in the message hub, so that a resumed run continues.
 
     A replaced checkpoint is marked first, and removed after the next one is written. The file names
-    of regular checkpoints follow `template`; `keep` of them stay, all if it is 0 or less.
+    of regular checkpoints follow `template`. `keep` of them stay, all if it is 0 or less.
     """
 
     def __init__(self, hub: MessageHub, folder: str, template: str, keep: int) -> None:

@@ -20,7 +20,7 @@ class EMAHook(hooks.EMAHook):
     Args:
         decay: Decay of the average for a step of `base_batch_size` images, in (0, 1).
         base_batch_size: See `decay`.
-        kwargs: Arguments of mmengine's `EMAHook`, except `momentum`; `update_buffers` is True here.
+        kwargs: Arguments of mmengine's `EMAHook`, except `momentum`. Here `update_buffers` is True.
             With `interval`, an update stands for the images of so many steps.
 
     Raises:

@@ -18,7 +18,7 @@ class MESAHook(Hook):
     """Updates the teacher of a `mmvttt.MESAClassifier`.
 
     Args:
-        decay: Decay of the average for a step of `base_batch_size` images; a step of b images
+        decay: Decay of the average for a step of `base_batch_size` images. A step of b images
             takes `decay ** (b / base_batch_size)`.
         base_batch_size: See `decay`.
         start: Fraction of the training after which the teacher is used, in [0, 1].
