@@ -13,13 +13,13 @@ from mmvttt.errors import CheckpointError
 from mmvttt.openmmlab.registry import MODELS
 
 from ..checkpoints.pickles import saved
-from ..models.test_contract import CASES
+from ..models.building import CASES
 from .cases import refused
 
 
 def build(seed: int, **options: object) -> nn.Module:
     torch.manual_seed(seed)
-    return MODELS.build(copy.deepcopy(CASES['ViT3'][0]) | options)
+    return MODELS.build(copy.deepcopy(CASES['ViT3']) | options)
 
 
 SOURCE = build(0)

@@ -11,12 +11,11 @@ from mmvttt.errors import OptionError
 from mmvttt.openmmlab.engine import MESAHook
 from mmvttt.openmmlab.registry import HOOKS, MODELS
 
-from ..models.test_contract import CASES
+from ..models.building import CASES
 from .cases import refused
 
-BASES = {name: config for name, (config, _) in CASES.items()}
 DESIGN_SPACE = dict(type='mmvttt.TTTMixer', inner=dict(type='MLP'))
-BASES['ViT3 of the design space'] = dict(BASES['ViT3'], mixer=DESIGN_SPACE)
+BASES = CASES | {'ViT3 of the design space': dict(CASES['ViT3'], mixer=DESIGN_SPACE)}
 
 NAN = float('nan')
 # Wrong values of arguments of one kind.

@@ -9,14 +9,14 @@ from torch import nn
 
 from mmvttt.openmmlab.registry import MODELS
 
-from ..models.test_contract import CASES
+from ..models.building import CASES
 from .cases import refused
 
 
 @pytest.fixture(scope='module', params=['Vittt', 'ViT3', 'T5', 'HViT3', 'ViTAdapter'])
 def model(request: pytest.FixtureRequest) -> nn.Module:
     torch.manual_seed(0)
-    return MODELS.build(copy.deepcopy(CASES[request.param][0])).eval()
+    return MODELS.build(copy.deepcopy(CASES[request.param])).eval()
 
 
 def test_an_empty_batch(model: nn.Module) -> None:

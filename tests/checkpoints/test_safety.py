@@ -34,12 +34,11 @@ from mmvttt.openmmlab.apis.train import train
 from mmvttt.openmmlab.compat.checkpoints import load_safely
 from mmvttt.openmmlab.reliability.data.annotations import check_data
 
-from ..models.test_contract import CASES
+from ..models.building import VITTT
 from .pickles import Reduced
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / 'tests' / 'trainings'
-VITTT = CASES['Vittt'][0]
 
 
 ATTACKS: dict[str, Callable[[str], Any]] = {

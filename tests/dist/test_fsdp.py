@@ -18,7 +18,7 @@ from mmvttt.openmmlab.apis.train import train
 from mmvttt.openmmlab.engine.fsdp import BlockFSDPStrategy, _require_same_parameters, wrap_blocks
 from mmvttt.openmmlab.registry import MODELS
 
-from ..models.test_contract import CASES
+from ..models.building import CASES
 from .launch import TOOLS, kept, require_same_from, run_script
 
 HERE = Path(__file__).parent
@@ -51,7 +51,7 @@ def numel(tensors: dict[str, torch.Tensor]) -> int:
 
 @pytest.mark.parametrize('name', ['Vittt', 'ViT3', 'HViT3'])
 def test_every_block_is_a_unit(name: str) -> None:
-    model = MODELS.build(copy.deepcopy(CASES[name][0]))
+    model = MODELS.build(copy.deepcopy(CASES[name]))
     units = {n for n, m in model.named_modules() if wrap_blocks(m, False, 1)}
     blocks = {n for n, _ in model.named_modules() if n.rpartition('.')[0].endswith('blocks')}
     assert units == blocks

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from .building import CASES
 from .building import build as build_model
-from .test_contract import CASES
 
 DROP = dict(drop_path_rate=0.5)
-BACKBONES: dict[str, dict] = {name: config | DROP for name, (config, _) in CASES.items()}
+BACKBONES = {name: config | DROP for name, config in CASES.items()}
 VITTT = BACKBONES['Vittt']
 BACKBONES['ViTAdapter'] |= dict(backbone=VITTT)
 BACKBONES |= {

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from itertools import product
 
 import pytest
 import torch
@@ -10,41 +11,14 @@ from torch import nn
 
 from mmvttt.errors import UsageError
 from mmvttt.models import T5
-from mmvttt.models.layers import TTTMixer
 from mmvttt.models.layers.drop_path import DropPath
 from ttt_kernels import _backend, _op
 
-from .building import MODELS
+from .building import CASES, MODELS, OWN, PLAIN, STAGES
 from .building import build as build_model
+from .building import build_case as build
 
-PLAIN = dict(embed_dims=64, num_layers=4, num_heads=2, feedforward_channels=96)
-STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 2, 1, 1), num_heads=(1, 2, 3, 4))
-# Rotary positions, a class token and four registers.
-DINO = dict(
-    model='vit_small_patch16_dinov3', model_options=dict(embed_dim=64, depth=4, num_heads=2)
-)
-BN = dict(type='BN')
-# A reduced config of each; the strides of its maps.
-CASES = {
-    'Vittt': (dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64), (16,)),
-    'ViT3': (dict(type='mmvttt.ViT3', arch=PLAIN), (16,)),
-    'T5': (dict(type='mmvttt.T5', arch=PLAIN, img_size=64), (16,)),
-    'TimmViT': (dict(type='mmvttt.TimmViT', linearize=dict(), **DINO), (16,)),
-    'HViT3': (dict(type='mmvttt.HViT3', arch=STAGES), (4, 8, 16, 32)),
-    'ViTAdapter': (
-        dict(
-            type='mmvttt.ViTAdapter',
-            conv_inplane=16,
-            norm_layer=BN,
-            # Nothing of the injectors would be seen at γ = 0.
-            init_values=0.5,
-            backbone=dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64),
-        ),
-        (4, 8, 16, 32),
-    ),
-}
 every_backbone = pytest.mark.parametrize('name', CASES)
-OWN = ('Vittt', 'ViT3', 'T5', 'HViT3')
 # Methods of a plain backbone of one's own, each alone; what they change.
 HOOKS = {
     'insert_tokens': lambda self, x: (x, dict(marks=torch.ones(1))),
@@ -72,11 +46,6 @@ def default_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv('TTT_KERNELS_BACKEND', raising=False)
 
 
-def build(name: str, seed: int = 0, **options) -> nn.Module:
-    torch.manual_seed(seed)
-    return build_model(copy.deepcopy(CASES[name][0]) | options)
-
-
 def loss_of(maps: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Not the mean square: after a norm that hardly depends on anything."""
     return sum((m.float() * torch.linspace(-1, 1, m.shape[1])[:, None, None]).mean() for m in maps)
@@ -86,10 +55,15 @@ def test_the_table_is_complete() -> None:
     assert set(MODELS) == set(CASES)
 
 
-@every_backbone
-@pytest.mark.parametrize('size', [(64, 64), (16, 16), (31, 31), (17, 200), (225, 333)])
+SIZES = ((64, 64), (16, 16), (31, 31), (17, 200), (225, 333))
+
+
+@pytest.mark.parametrize(
+    ('name', 'size'), [*product(CASES, SIZES), *product(['HViT3'], [(1, 1), (4, 31)])]
+)
 def test_maps_of_any_image(name: str, size: tuple[int, int]) -> None:
-    model, strides = build(name).eval(), CASES[name][1]
+    model = build(name).eval()
+    strides = (4, 8, 16, 32) if name in ('HViT3', 'ViTAdapter') else (16,)
     with torch.no_grad():
         maps = model(torch.randn(2, 3, *size))
     assert isinstance(maps, tuple)
@@ -145,7 +119,7 @@ def test_one_image_has_the_gradients_of_two_copies(name: str) -> None:
 def test_evaluation_is_deterministic_and_changes_nothing(name: str) -> None:
     options = dict(drop_path_rate=0.5)
     if name == 'ViTAdapter':
-        options['backbone'] = CASES[name][0]['backbone'] | options
+        options['backbone'] = CASES[name]['backbone'] | options
     model = build(name, **options).eval()
     before = copy.deepcopy(model.state_dict())
     attributes = {n: set(vars(module)) for n, module in model.named_modules()}
@@ -331,7 +305,7 @@ DESIGN = dict(type='mmvttt.TTTMixer', inner='MLP', epochs=2, step='dynamic', qk_
         *((name, {}) for name in (*OWN, 'TimmViT')),
         ('T5', dict(mixer=DESIGN)),
         # It calls methods of its backbone: a position embedding would stay away.
-        ('ViTAdapter', dict(backbone=CASES['ViT3'][0])),
+        ('ViTAdapter', dict(backbone=CASES['ViT3'])),
     ],
 )
 def test_parameters_are_read_in_the_module_that_owns_them(name: str, options: dict) -> None:
@@ -405,6 +379,8 @@ BAD = {
         *(ttt(key_norm=norm) for norm in ('batch', nn.LayerNorm(16))),
         *(ttt(step=step) for step in (0, 'fast')),
         *(ttt(locality='conv'), ttt(neighborhood=4), ttt(epochs=0)),
+        # No op does this training.
+        ttt(epochs=2, backend='reference'),
     ],
     ('HViT3',): [
         *(
@@ -425,6 +401,7 @@ BAD = {
             for groups in ([[0, 1], [1, 3]], [[0, 1], [2, 4]], [[0, 1], [3, 3]], [[0, 1, 3]], [])
         ),
         dict(out_indices=()),
+        *(dict(backbone=nn.Linear(3, 3)), dict(backbone=CASES['ViT3'] | dict(patch_size=14))),
     ],
 }
 
@@ -447,17 +424,16 @@ def test_a_bad_option_is_named(name: str, options: dict) -> None:
 
 
 REFERENCE = dict(backend='reference')
-CONFIGS = {name: config for name, (config, _) in CASES.items()}
 # Models, and the options by which all of their ops run the reference.
 ON_THE_REFERENCE = {
-    **{name: (CONFIGS[name], dict(mixer=REFERENCE)) for name in ('Vittt', 'ViT3', 'HViT3', 'T5')},
+    **{name: (CASES[name], dict(mixer=REFERENCE)) for name in ('Vittt', 'ViT3', 'HViT3', 'T5')},
     **{
-        inner: (CONFIGS['ViT3'] | dict(mixer=mixer), dict(mixer=mixer | REFERENCE))
+        inner: (CASES['ViT3'] | dict(mixer=mixer), dict(mixer=mixer | REFERENCE))
         for inner in ('GatedFC', 'DWConv', 'MLP')
         for mixer in [dict(type='TTTMixer', inner=inner)]
     },
     'ViTAdapter': (
-        CONFIGS['ViTAdapter'] | dict(backbone=CONFIGS['Vittt'] | dict(mixer=REFERENCE)),
+        CASES['ViTAdapter'] | dict(backbone=CASES['Vittt'] | dict(mixer=REFERENCE)),
         dict(deform_backend='reference'),
     ),
 }
@@ -475,8 +451,3 @@ def test_a_config_chooses_the_backend(name: str, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(RuntimeError, match='cannot run here: the tensors are on'):
         build_model(config).eval()(image)
     assert build_model(config | options).eval()(image)
-
-
-def test_a_backend_is_refused_where_no_op_does_the_training() -> None:
-    with pytest.raises(ValueError, match=r"backend='reference': no op does this training"):
-        TTTMixer(16, 2, 'GatedFC', epochs=2, backend='reference')

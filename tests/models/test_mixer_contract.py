@@ -11,7 +11,7 @@ from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer
 from mmvttt.models.layers.inner_losses import INNER_LOSSES
 from mmvttt.models.layers.inner_models import FC, INNER_MODELS, InnerModel
 
-from .test_contract import build as build_model
+from .building import build_case as build
 
 OWN = {'Vittt': TTTLinearMixer, 'ViT3': ViT3Mixer, 'T5': TTTMixer, 'HViT3': ViT3Mixer}
 every_backbone = pytest.mark.parametrize('name', OWN)
@@ -50,10 +50,6 @@ class Placed(Mean):
         return out
 
 
-def build(name: str, mixer: Any, **options: Any) -> nn.Module:
-    return build_model(name, mixer=mixer, **options)
-
-
 def step(model: nn.Module) -> dict[str, Tensor]:
     """Maps and gradients of a training step on an image of awkward sides."""
     maps = model.train()(torch.randn(2, 3, 49, 70, generator=torch.Generator().manual_seed(1)))
@@ -69,7 +65,7 @@ def mixers_of(model: nn.Module) -> list[nn.Module]:
 def test_a_mixer_is_told_what_it_declares() -> None:
     told = {}
     for name in OWN:
-        model = build(name, dict(type=Placed))
+        model = build(name, mixer=dict(type=Placed))
         step(model)
         told[name] = [m.told for m in mixers_of(model)]
     for name, every in told.items():
@@ -84,13 +80,13 @@ def test_a_mixer_is_told_what_it_declares() -> None:
 
 
 def test_class_tokens_need_a_mixer_that_knows_of_them() -> None:
-    model = build('Vittt', dict(type=Placed), cls_mode='middle')
+    model = build('Vittt', mixer=dict(type=Placed), cls_mode='middle')
     step(model)
     patches = [i for i in range(4 * 5 + 1) if i != 10]
     assert all(m.told['patches'].tolist() == patches for m in mixers_of(model))
     assert all(m.told['hw'] == (4, 5) for m in mixers_of(model))
     with pytest.raises(ValueError, match=r"cls_mode='middle'.*Mean.*patches"):
-        build('Vittt', dict(type=Mean), cls_mode='middle')
+        build('Vittt', mixer=dict(type=Mean), cls_mode='middle')
 
 
 @every_backbone
@@ -98,10 +94,10 @@ def test_another_type_has_no_option_of_the_default(name: str) -> None:
     """T⁵'s key norm, Vittt's gate: they are not for this mixer."""
     own = OWN[name]
     for mixer in (own, own.__name__, dict(type=f'mmvttt.{own.__name__}'), {}):
-        assert str(build(name, mixer)) == str(build(name, None))
+        assert str(build(name, mixer=mixer)) == str(build(name, mixer=None))
     other = TTTMixer if own is not TTTMixer else ViT3Mixer
     options = dict(inner=dict(type='FC')) if other is TTTMixer else {}
-    model = build(name, dict(type=other, **options))
+    model = build(name, mixer=dict(type=other, **options))
     assert all(type(m) is other for m in mixers_of(model))
     if other is TTTMixer:
         assert all(m.normalize_keys is None and m.q_conv is None for m in mixers_of(model))
@@ -127,12 +123,12 @@ def test_an_op_is_for_its_own_model_and_loss_alone() -> None:
 
 def test_a_mixer_without_positions_is_not_silent() -> None:
     with pytest.warns(UserWarning, match=r"Identity declares no extras.*\('rotation',\)"):
-        build('HViT3', lambda embed_dims, num_heads: nn.Identity())
+        build('HViT3', mixer=lambda embed_dims, num_heads: nn.Identity())
 
 
 def test_a_mixer_is_a_class_or_a_callable() -> None:
     for mixer, gain in ((Mean, 1), (partial(Mean, gain=3.0), 3), (dict(type=Mean, gain=3.0), 3)):
-        model = build('HViT3', mixer)
+        model = build('HViT3', mixer=mixer)
         assert all(type(m) is Mean and m.gain == gain for m in mixers_of(model))
 
 

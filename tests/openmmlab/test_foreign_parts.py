@@ -13,7 +13,7 @@ from mmvttt.models.layers import InnerModel, TTTMixer, ViT3Mixer
 from mmvttt.models.layers.mixer import resolve_mixer
 from mmvttt.openmmlab.registry import INNER_LOSSES, INNER_MODELS, KEY_NORMS
 
-from ..models.test_contract import CASES, OWN
+from ..models.building import CASES, OWN
 from ..models.test_mixer_contract import Mean, mixers_of, step
 
 FOREIGN = Registry('model', parent=ROOT, scope='foreign')
@@ -22,7 +22,7 @@ FOREIGN.register_module(module=Mean)
 
 def build(name: str, mixer: object, **options: object) -> torch.nn.Module:
     torch.manual_seed(0)
-    config = copy.deepcopy(CASES[name][0])
+    config = copy.deepcopy(CASES[name])
     config.get('backbone', config).update(mixer=mixer, **options)
     return ROOT.build(config)
 

@@ -18,12 +18,12 @@ from mmvttt.models.layers.mixer import MIXERS
 from mmvttt.openmmlab import register
 from mmvttt.openmmlab.registry import MODELS
 
+from ..models.building import CASES
 from ..models.building import MODELS as OWN
-from ..models.test_contract import CASES
 
 MIXER = dict(embed_dims=16, num_heads=2)
 CONFIGS: dict[str, dict[str, Any]] = {
-    **{name: config for name, (config, _) in CASES.items()},
+    **CASES,
     'TTTLinearMixer': dict(type='mmvttt.TTTLinearMixer', **MIXER),
     'TTTMixer': dict(type='mmvttt.TTTMixer', inner='FC', **MIXER),
     'ViT3Mixer': dict(type='mmvttt.ViT3Mixer', **MIXER),
