@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmvttt.errors import UsageError
+from mmvttt.errors import OptionError, OptionTypeError, UsageError
 from mmvttt.models import T5
 from mmvttt.models.layers.drop_path import DropPath
 from ttt_kernels import _backend, _op
@@ -339,13 +339,13 @@ def test_a_traced_model_computes_the_same(name: str) -> None:
 @pytest.mark.parametrize('shape', [(1, 4, 32, 32), (3, 32, 32), (1, 3, 0, 32)])
 def test_a_wrong_image_is_named(name: str, shape: tuple[int, ...]) -> None:
     model = build(name).eval()
-    with pytest.raises(ValueError, match=r'takes images \(B, 3, H, W\).*in_channels') as error:
+    with pytest.raises(OptionError) as error:
         model(torch.zeros(shape))
     assert str(shape) in str(error.value)
-    with pytest.raises(TypeError, match='floating-point'):
+    with pytest.raises(OptionTypeError):
         model(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
     if name in OWN[:3]:
-        with pytest.raises(ValueError, match='15×40 pixels is smaller than a patch'):
+        with pytest.raises(OptionError, match='15×40'):
             model(torch.zeros(1, 3, 15, 40))
 
 
@@ -448,6 +448,6 @@ def test_a_config_chooses_the_backend(name: str, monkeypatch: pytest.MonkeyPatch
         op.plans.clear()
     config, options = ON_THE_REFERENCE[name]
     image = torch.randn(2, 3, 32, 32)
-    with pytest.raises(RuntimeError, match='cannot run here: the tensors are on'):
+    with pytest.raises(RuntimeError, match='cannot run here'):
         build_model(config).eval()(image)
     assert build_model(config | options).eval()(image)

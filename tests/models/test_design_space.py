@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, jacrev
 
-from mmvttt.errors import UsageError
+from mmvttt.errors import OptionError, UsageError
 from mmvttt.models.layers import InnerTraining, TTTMixer
 from mmvttt.models.layers.inner_losses import INNER_LOSSES
 from mmvttt.models.layers.neighborhood import neighborhood_attention
@@ -208,7 +208,7 @@ def test_the_convolved_values_are_those_of_the_map() -> None:
 def test_an_inner_model_of_the_map_refuses_a_prefix(kind: str) -> None:
     training = InnerTraining(16, 2, dict(type=kind)).double()
     assert training.mix(*views(35), HW).shape == (2, 35, 16)
-    with pytest.raises(ValueError, match=rf'{kind} .*prefix=3.*SwiGLU'):
+    with pytest.raises(OptionError):
         training.mix(*views(), HW, prefix=PREFIX)
 
 
@@ -229,7 +229,7 @@ def test_evaluation_trains_alike_and_keeps_no_graph(options: dict) -> None:
 
 def test_a_training_by_autograd_is_not_exported() -> None:
     mixer = TTTMixer(16, 2, dict(type='FC'))
-    with pytest.raises(UsageError, match=r'FC .*SwiGLU'):
+    with pytest.raises(UsageError):
         torch.export.export(mixer, (torch.randn(1, 35, 16), HW), strict=False)
     fused = TTTMixer(16, 2, SWIGLU).eval()
     torch.export.export(fused, (torch.randn(1, 35, 16), HW), strict=False)

@@ -8,6 +8,7 @@ import timm
 import torch
 from torch import nn
 
+from mmvttt.errors import OptionError, OptionTypeError
 from mmvttt.models.backbones import TimmViT
 from mmvttt.models.distillation import block_tokens, distillation_losses, new_parameters
 from mmvttt.models.linearize import linearize
@@ -51,7 +52,7 @@ def test_the_losses_are_those_of_their_names() -> None:
             actual['explained_last'], 1 - expected['nmse'], rtol=1e-4, atol=1e-4
         )
     assert list(actual)[1:] == ['explained_0', 'explained_1', 'explained_2', 'explained_last']
-    with pytest.raises(ValueError, match=r"depths=\(7,\): give 'all', 'last', or indices"):
+    with pytest.raises(OptionError):
         distillation_losses(source, twin, images, depths=(7,))
 
 
@@ -78,7 +79,7 @@ def test_a_class_token_needs_two_images() -> None:
     linearize(twin)
     images = torch.randn(2, 3, 32, 32)
     assert distillation_losses(source, twin, images)['loss_distil'].isfinite()
-    with pytest.raises(ValueError, match='this batch has one: give two or more'):
+    with pytest.raises(OptionError):
         distillation_losses(source, twin, images[:1])
 
 
@@ -138,5 +139,5 @@ def test_a_source_of_another_precision_and_a_wrapper() -> None:
     actual = distillation_losses(source.bfloat16(), twin, images)['loss_distil']
     # bf16 has 8 bits.
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=0)
-    with pytest.raises(TypeError, match=r'has no sequence of blocks.*not compiled'):
+    with pytest.raises(OptionTypeError):
         block_tokens(torch.compile(source), images)

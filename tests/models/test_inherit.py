@@ -10,7 +10,12 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer as Source
 from torch import Tensor, nn
 
-from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    OptionError,
+    OptionTypeError,
+)
 from mmvttt.models.backbones import T5, ViT3
 from mmvttt.models.inherit import inherit_vit, load_inherited
 
@@ -70,9 +75,7 @@ def blocks_of(source: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize('name', SOURCES)
-def test_with_softmax_put_back_it_is_the_source(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_with_softmax_put_back_it_is_the_source(name: str, tmp_path: Path, caplog) -> None:
     source = SOURCES[name]()
     weights = source.state_dict()
     caplog.set_level('INFO')
@@ -80,12 +83,9 @@ def test_with_softmax_put_back_it_is_the_source(
     # Every tensor of the source and of T⁵ is accounted for, once.
     assert {*inherited, *expected.new_parameters()} == {*expected.state_dict()}
     scales = 4 if 'LayerScale' in name else 0
-    said = {
-        part.partition(': ')[0]
-        for part in caplog.messages[-1].partition('dropped: ')[2].split('; ')
-    }
-    assert said - {'none'} == {n for n in weights if re.search('cls_token|dist|head', n)}
-    assert len(inherited) + len(said - {'none'}) + scales == len(weights)
+    dropped = [n for n in weights if re.search('cls_token|dist|head', n)]
+    assert all(n in caplog.text for n in dropped)
+    assert len(inherited) + len(dropped) + scales == len(weights)
     model = t5(source.state_dict(), tmp_path, mixer=SOFTMAX)
     x = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_with_softmax_put_back_it_is_the_source(
             torch.testing.assert_close(head(pooled), source(x), rtol=1e-5, atol=1e-5)
 
 
-def test_prefixes_and_other_grids(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_prefixes_and_other_grids(tmp_path: Path) -> None:
     """A classifier of mmpretrain, with and without prefix, at another image size."""
     source = {f'backbone.{n}': w for n, w in mmpretrain().state_dict().items()}
     source['head.layers.head.weight'] = torch.zeros(5, 32)
@@ -112,7 +112,7 @@ def test_prefixes_and_other_grids(tmp_path: Path, capfd: pytest.CaptureFixture) 
 def test_a_class_token_is_not_taken_for_a_patch(tmp_path: Path) -> None:
     """4×6 patches and a class token are as many rows as 5×5 patches."""
     source = timm(img_size=(64, 96)).state_dict()
-    with pytest.raises(CheckpointError, match=r'25 rows, for 1 class .* img_size'):
+    with pytest.raises(CheckpointError, match='25 rows'):
         inherit_vit(source, T5(ARCH, img_size=64))
     model = t5(source, tmp_path, img_size=(64, 96))
     assert torch.equal(model.pos_embed, source['pos_embed'][:, 1:])
@@ -134,36 +134,36 @@ def test_an_adapter_has_it_inside(tmp_path: Path) -> None:
     weight = model.backbone.blocks[3].mixer.qkv.weight
     assert torch.equal(weight, source['blocks.3.attn.qkv.weight'])
     outside = door.ViTAdapter(backbone=dict(inside, init_cfg=None), init_cfg=init_cfg, **options)
-    with pytest.raises(TypeError, match=r'ViTAdapter.*to its backbone'):
+    with pytest.raises(OptionTypeError):
         outside.init_weights()
-    with pytest.raises(TypeError, match=r'ViT3.*mmvttt\.T5'):
+    with pytest.raises(OptionTypeError):
         inherit_vit(source, ViT3(ARCH))
 
 
 @pytest.mark.parametrize(
     ('source', 'named'),
     [
-        (lambda: timm(qk_norm=True), 'q_norm.*no such part'),
+        (lambda: timm(qk_norm=True), 'q_norm'),
         (lambda: timm(class_token=False, global_pool='avg'), 'fc_norm'),
-        (lambda: timm(mlp_layer=GluMlp), r'fc2.*\(32, 32\).*\(32, 64\)'),
-        (lambda: timm(qkv_bias=False), 'qkv.bias.*complete|complete.*qkv.bias'),
-        (lambda: timm(pos_embed='none'), 'pos_embed.*complete|complete.*pos_embed'),
-        (lambda: timm(embed_dim=48), r'48\), where T⁵ has .*32\)'),
-        (lambda: timm(depth=3), r'no place for blocks\.2'),
-        (lambda: timm(depth=1), r'lacks .*blocks\.1'),
-        (lambda: timm(patch_size=8), r'8, 8\), where T⁵ has .*16, 16\)'),
+        (lambda: timm(mlp_layer=GluMlp), 'fc2'),
+        (lambda: timm(qkv_bias=False), 'qkv.bias'),
+        (lambda: timm(pos_embed='none'), 'pos_embed'),
+        (lambda: timm(embed_dim=48), '48), '),
+        (lambda: timm(depth=3), 'blocks.2'),
+        (lambda: timm(depth=1), 'blocks.1'),
+        (lambda: timm(patch_size=8), '8, 8)'),
         (lambda: mmpretrain(out_type='avg_featmap'), 'ln2'),
-        (lambda: T5(ARCH), "type='Pretrained'"),
-        (lambda: nn.Sequential(nn.Linear(3, 3)), '0.bias.*not a ViT|not a ViT.*0.bias'),
+        (lambda: T5(ARCH), 'Pretrained'),
+        (lambda: nn.Sequential(nn.Linear(3, 3)), '0.bias'),
         # Damaged or strange files: another tensor, or none.
-        ({'cls_token': None}, '17 rows.*class token|class token.*17 rows'),
-        ({'pos_embed': torch.zeros(1, 18, 32)}, '18 rows.*4×4'),
-        ({'pos_embed': torch.zeros(16, 32)}, r'pos_embed.*\(16, 32\)'),
+        ({'cls_token': None}, '17 rows'),
+        ({'pos_embed': torch.zeros(1, 18, 32)}, '18 rows'),
+        ({'pos_embed': torch.zeros(16, 32)}, '(16, 32)'),
         ({'blocks.0.attn.q_bias': torch.zeros(3)}, 'q_bias'),
-        ({'norm.bias': torch.zeros(32, dtype=torch.int8)}, 'norm.bias.*int8'),
+        ({'norm.bias': torch.zeros(32, dtype=torch.int8)}, 'int8'),
         (
             dict.fromkeys(f'blocks.{i}.mlp.fc1.{k}' for i in (0, 1) for k in ('weight', 'bias')),
-            r'lacks .*mlp\.fc1',
+            'mlp.fc1',
         ),
         (dict.fromkeys(f'blocks.{i}.norm1.weight' for i in (0, 1)), 'norm1.weight'),
     ],
@@ -174,7 +174,7 @@ def test_what_cannot_be_inherited_is_refused(source, named: str) -> None:
         weights = {name: w for name, w in changed.items() if w is not None}
     else:
         weights = source().state_dict()
-    with pytest.raises(CheckpointError, match=f'(?s){named}'):
+    with pytest.raises(CheckpointError, match=re.escape(named)):
         inherit_vit(weights, T5(ARCH, img_size=64))
 
 
@@ -197,7 +197,7 @@ def test_partial_inheritance(without: str, lost: str, tmp_path: Path) -> None:
             continue
         kept = before if name in names else whole.state_dict()
         assert torch.equal(value, kept[name]), name
-    with pytest.raises(ValueError, match=r"without='norm': choose one of None, 'attention'"):
+    with pytest.raises(OptionError):
         load_inherited(part, checkpoint=tmp_path / 'vit.pth', without='norm')
 
 
@@ -208,23 +208,20 @@ def test_a_vit_is_not_loaded_by_a_third(tmp_path: Path) -> None:
     init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'vit.pth'))
     for backbone in (door.T5, door.ViT3, door.Vittt):
         model = backbone(ARCH, img_size=64, init_cfg=init_cfg)
-        with pytest.raises(CheckpointMismatchError, match='InheritViT'):
+        with pytest.raises(CheckpointMismatchError):
             model.init_weights()
 
 
 def test_a_head_is_inherited_where_the_classes_are_as_many(tmp_path: Path) -> None:
+    heads = pytest.importorskip('mmpretrain.models.heads')
+    loss = dict(type='mmpretrain.CrossEntropyLoss')
     source = timm()
     torch.save({'model': source.state_dict()}, tmp_path / 'vit.pth')
     init_cfg = dict(type='mmvttt.InheritViT', checkpoint=str(tmp_path / 'vit.pth'))
     for classes in (5, 3):
         torch.manual_seed(0)
-        head = mmpretrain_head(classes, [dict(type='Constant', val=0.5, layer='Linear'), init_cfg])
+        start = [dict(type='Constant', val=0.5, layer='Linear'), init_cfg]
+        head = heads.LinearClsHead(classes, 32, loss=loss, init_cfg=start)
         head.init_weights()
         expected = source.head.weight if classes == 5 else torch.full((3, 32), 0.5)
         assert torch.equal(head.fc.weight, expected)
-
-
-def mmpretrain_head(classes: int, init_cfg: list[dict]) -> nn.Module:
-    heads = pytest.importorskip('mmpretrain.models.heads')
-    loss = dict(type='mmpretrain.CrossEntropyLoss')
-    return heads.LinearClsHead(classes, 32, loss=loss, init_cfg=init_cfg)

