@@ -67,12 +67,11 @@ _FAMILIES: Mapping[str, Rules] = {
 _HEADS: Rules = (
     (r'(?:cls_)?classifier\.', 'head.'),
     (r'distillation_classifier\.', 'head_dist.'),
-    (r'visual_projection\.weight$', 'head.weight'),
 )
-# Useless to a backbone: masks of the pretraining, the text's half, decoders, poolers.
+# Useless to a backbone: masks of the pretraining, poolers, decoders, and the text's half.
 _DROPPED = re.compile(
-    r'(.*\.)?(mask_token|position_ids|inv_freq|pooler\..*)$|(text_model|text_projection|decoder)\.'
-    r'|logit_(scale|bias)$'
+    r'(.*\.)?(mask_token|position_ids|pooler\..*)$|(text_model|decoder)\.'
+    r'|(text|visual)_projection\.|logit_(scale|bias)$'
 )
 _CHUNKED = re.compile(r'(.*\bblocks)\.\d+\.(\d+)\.')
 
@@ -94,7 +93,7 @@ def timm_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return tensors
     for name, value in weights.items():
         short = name.removeprefix(prefix)
-        if _DROPPED.match(name) or _DROPPED.match(short):
+        if _DROPPED.match(name):
             continue
         if block := re.match(rf'{re.escape(blocks)}(\d+)\.', short):
             new = renamed(rules, short[block.end() :])
@@ -116,8 +115,8 @@ def _family(weights: Mapping[str, Tensor]) -> tuple[Rules, str, str]:
     for pattern, rules in _FAMILIES.items():
         for name in weights:
             mark = re.search(rf'(?:^|\.){pattern}', name)
-            # The text's half has the same blocks.
-            if mark and 'text_model' not in name and 'decoder' not in name:
+            if mark:
+                # The text's half has the same blocks.
                 prefix = name[: mark.start(1)]
                 if any(n.startswith(f'{prefix}embeddings.patch_embedding') for n in weights):
                     return rules, prefix, mark[1]
@@ -194,10 +193,6 @@ def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             width = whole.shape[0] // 3
             weights[f'attn_pool.q.{kind}'] = whole[:width]
             weights[f'attn_pool.kv.{kind}'] = whole[width:]
-    head = weights.get('head.weight')
-    if head is not None and 'head.bias' not in weights:
-        # CLIP's projection; timm's has a bias.
-        weights['head.bias'] = head.new_zeros(head.shape[0])
     return weights
 
 
