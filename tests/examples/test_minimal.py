@@ -10,6 +10,8 @@ import torch
 
 from mmvttt.models.backbones import ViT3, Vittt
 
+from ..models.building import shaken
+
 EXAMPLES = Path(__file__).parents[2] / 'examples'
 ARCH = dict(embed_dims=48, num_layers=1, num_heads=3, feedforward_channels=64)
 BACKBONES = {'minimal_vittt': Vittt, 'minimal_vit3': ViT3}
@@ -20,11 +22,7 @@ BACKBONES = {'minimal_vittt': Vittt, 'minimal_vit3': ViT3}
 @pytest.mark.parametrize('name', BACKBONES)
 def test_a_block_is_the_backbone_s(name: str, hw: tuple[int, int]) -> None:
     torch.manual_seed(0)
-    source = BACKBONES[name](ARCH).blocks[0].double().eval()
-    with torch.no_grad():
-        for weight in source.parameters():
-            # Nothing of a weight that begins at 0 or 1 would be seen.
-            weight.add_(0.1 * torch.randn_like(weight))
+    source = shaken(BACKBONES[name](ARCH).blocks[0].double())
     block = runpy.run_path(str(EXAMPLES / f'{name}.py'))['Block'](48, 3, 64).double()
     block.load_state_dict(source.state_dict())
     x = torch.randn(2, hw[0] * hw[1], 48, dtype=torch.float64)

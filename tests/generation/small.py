@@ -1,12 +1,8 @@
 """Diffusion models that train in milliseconds."""
 
 import copy
-from typing import TypeVar
 
 import torch
-from torch import nn
-
-Module = TypeVar('Module', bound=nn.Module)
 
 SMALL = dict(embed_dims=24, num_layers=2, num_heads=2)
 DDPM = dict(
@@ -71,11 +67,3 @@ def flow_model(**changes) -> dict:
     transformer = {'out_channels': 1, **changes.pop('transformer', {})}
     loss = changes.pop('loss', dict(type='mmvttt.FlowLoss'))
     return model(transformer=transformer, scheduler=FLOW, loss=loss, **changes)
-
-
-def spread(module: Module, by: float = 0.1) -> Module:
-    """Weights of the size of trained ones, so that everything has an effect."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter += by * torch.randn(parameter.shape, dtype=parameter.dtype)
-    return module

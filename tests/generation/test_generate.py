@@ -12,11 +12,12 @@ pytest.importorskip('mmengine')
 from mmengine.config import Config
 from PIL import Image
 
-from mmvttt.errors import DataError, UsageError
+from mmvttt.errors import CheckpointMismatchError, DataError, UsageError
 from mmvttt.openmmlab.apis import generate as api
 from mmvttt.openmmlab.registry import MODELS
 
-from .small import SD3, SMALL, flow_model, model, small_vae, spread
+from ..models.building import shaken
+from .small import SD3, SMALL, flow_model, model, small_vae
 
 pytest.importorskip('diffusers')
 
@@ -28,7 +29,7 @@ def draw(tools) -> Callable:
     def draw(*options: str, config: dict | None = None, error: int = 0) -> str:
         torch.manual_seed(0)
         config = config or model()
-        network = spread(MODELS.build(config))
+        network = shaken(MODELS.build(config))
         Config(dict(model=config)).dump('config.py')
         torch.save(dict(state_dict=network.state_dict()), 'weights.pth')
         run = partial(tools.error, status=int(error)) if error else tools
@@ -129,11 +130,8 @@ def test_prompts(draw: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn[0].shape == (2, 8, 8, 3)
     assert (drawn[0] != drawn[1]).any()
     assert (drawn[0] != drawn[2]).any()
-    for options, words, status in (
-        (('--classes', '1'), 'give --prompt, not --classes', 1),
-        (('--prompt', 'a cat'), 'needs --pipeline FOLDER', 2),
-    ):
-        assert words in draw(*options, '--npz', 'd.npz', config=config, error=status)
+    draw('--classes', '1', '--npz', 'd.npz', config=config, error=1)
+    draw('--prompt', 'a cat', '--npz', 'd.npz', config=config, error=2)
 
 
 @pytest.mark.parametrize(
@@ -165,29 +163,26 @@ ONE = ('--classes', '1')
 
 
 @pytest.mark.parametrize(
-    ('options', 'config', 'words'),
+    ('options', 'config'),
     [
-        (('--classes', '10'), None, 'class 10 does not exist: the model has the classes 0 to 9'),
-        ((), None, 'give classes, of 0 to 9'),
-        ((*ONE, '--guidance', '2'), NO_NULL, 'needs a null condition'),
-        ((*ONE, '--scheduler', 'ddpm'), flow_model(), 'trained on rectified flow'),
-        ((*ONE, '--size', '6', '8'), None, '--size 6 8: give multiples of 4'),
-        ((*ONE, '--vae', 'nowhere'), None, "no autoencoder in 'nowhere'"),
-        (ONE, model(transformer=dict(in_channels=4)), 'give --vae FOLDER'),
+        *(((), None), (('--classes', '10'), None)),
+        *(((*ONE, '--size', '6', '8'), None), ((*ONE, '--vae', 'nowhere'), None)),
+        ((*ONE, '--guidance', '2'), NO_NULL),
+        ((*ONE, '--scheduler', 'ddpm'), flow_model()),
+        (ONE, model(transformer=dict(in_channels=4))),
     ],
 )
 def test_bad_input_is_noticed_before_drawing(
-    draw: Callable, options: tuple, config: dict | None, words: str
+    draw: Callable, options: tuple, config: dict | None
 ) -> None:
     error = draw(*options, '--npz', 'a.npz', config=config, error=1)
-    assert words in error
     assert error.rstrip().rpartition('\n')[2].startswith('error')
 
 
 def test_checkpoints(draw: Callable) -> None:
     draw(*ONE)
     wider = model(transformer=dict(arch=dict(SMALL, num_layers=3)))
-    with pytest.raises(ValueError, match=r'would leave \d+ tensors .* transformer\.blocks\.2'):
+    with pytest.raises(CheckpointMismatchError):
         api.load_generator(Config(dict(model=wider)), 'weights.pth')
     backbone = dict(type='mmvttt.ViT3', arch='tiny')
     with pytest.raises(UsageError):

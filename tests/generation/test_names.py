@@ -12,14 +12,13 @@ from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import CheckpointError
 
 from ..models import published
+from ..models.building import shaken
 
 pytest.importorskip('diffusers')
 from diffusers import DiTTransformer2DModel
 
 from mmvttt.models.generation.dit3 import DIT, DIT5, DiT3, position_table
 from mmvttt.models.linearize import linearize
-
-from .small import spread
 
 D, DEPTH, HEADS, CLASSES = 24, 2, 2, 5
 ARCH = dict(embed_dims=D, num_layers=DEPTH, num_heads=HEADS)
@@ -60,7 +59,7 @@ def of_diffusers(kind: str) -> DiTTransformer2DModel:
     )
     if kind == 'DiT5':
         linearize(model, 'dit5')
-    spread(model)
+    shaken(model)
     for block in model.transformer_blocks:
         block.norm1.emb.load_state_dict(model.transformer_blocks[0].norm1.emb.state_dict())
         block.norm1.emb.time_proj.downscale_freq_shift = 0
@@ -103,11 +102,11 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
     weights, model = authors('DiT3'), built('DiT3')
     wrong: Tensor = weights['pos_embed'] + 0.1
     for table in (wrong, torch.ones(()), torch.ones(3, 3)):
-        with pytest.raises(CheckpointError, match='fixed table'):
+        with pytest.raises(CheckpointError):
             by_our_names(weights | {'pos_embed': table})
     # With embedders of each block's own, and of a damaged file.
     apart = DiTTransformer2DModel(HEADS, D // HEADS, 4, 8, DEPTH).state_dict()
-    with pytest.raises(CheckpointError, match='blocks before'):
+    with pytest.raises(CheckpointError):
         model.adapt_weights(apart)
     for name, value in weights.items():
         if 'blocks.1' in name:

@@ -13,7 +13,8 @@ from mmvttt.models.generation.sampling import (
     sampling_scheduler,
 )
 
-from .small import DDPM, FLOW, flow_model, model, spread
+from ..models.building import shaken
+from .small import DDPM, FLOW, flow_model, model
 
 diffusers = pytest.importorskip('diffusers')
 MODELS = pytest.importorskip('mmvttt.openmmlab.registry', exc_type=ImportError).MODELS
@@ -24,7 +25,7 @@ MEAN, DEVIATION = 0.7, 0.5
 
 def build(config: dict) -> torch.nn.Module:
     torch.manual_seed(0)
-    return spread(MODELS.build(config).eval())
+    return shaken(MODELS.build(config))
 
 
 def labels(*numbers: int) -> dict[str, Tensor]:
