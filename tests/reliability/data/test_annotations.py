@@ -1,6 +1,5 @@
 """What is said of whole sets: mmdet is predicted rightly, sets are compared, others left alone."""
 
-import logging
 import os
 import re
 import shutil
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from mmengine.config import Config
-from mmengine.logging import MMLogger
 from mmengine.registry import DATASETS
 from pycocotools.mask import encode
 
@@ -132,27 +130,14 @@ def test_large_files_are_not_parsed(boxes: Path, monkeypatch: pytest.MonkeyPatch
     check_data(config(coco_dataset(boxes)))
 
 
-@pytest.fixture
-def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Logged warnings."""
-    texts: list[str] = []
-
-    def keep(self: MMLogger, record: logging.LogRecord) -> None:
-        if record.levelno == logging.WARNING:
-            texts.append(record.msg)
-
-    monkeypatch.setattr(MMLogger, 'callHandlers', keep)
-    return texts
-
-
-def test_evaluators_with_other_annotations(boxes: Path, warnings: list[str]) -> None:
+def test_evaluators_with_other_annotations(boxes: Path, logged: list[str]) -> None:
     """An AP of 0 otherwise."""
     own, other = boxes / 'a.json', boxes / 'other.json'
     other.write_text('{}')
     evaluator = dict(type='CocoMetric', ann_file=str(other))
     cfg = config(coco_dataset(boxes), split='val', val_evaluator=[evaluator])
     check_data(cfg, ('val',))
-    (text,) = warnings
+    (text,) = logged
     assert f": val_evaluator.0.ann_file is '{other}', and val_dataloader.dataset reads" in text
     assert text.endswith(f'set val_evaluator.0.ann_file={own}')
     (boxes / 'link.json').symlink_to(own)
@@ -165,17 +150,17 @@ def test_evaluators_with_other_annotations(boxes: Path, warnings: list[str]) -> 
     for dataset in several, coco_dataset(boxes, type='CocoPanopticDataset'):
         cfg.val_dataloader.dataset = dataset
         check_data(cfg, ('val',))
-    assert len(warnings) == 1
+    assert len(logged) == 1
 
 
 def test_what_is_dropped_is_logged_by_one_rank(
-    boxes: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+    boxes: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
     cfg = config(coco_dataset(boxes, metainfo=dict(classes=('cat',))))
     for rank in '01':
         monkeypatch.setenv('RANK', rank)
         check_data(cfg)
-    (text,) = warnings
+    (text,) = logged
     assert text.startswith('train_dataloader.dataset: categories that are dropped, because')
     assert text.endswith(": 'dog'")
 

@@ -87,14 +87,9 @@ def test_damaged_images(boxes: Path) -> None:
 @pytest.mark.parametrize('as_stored', [True, False])
 @pytest.mark.parametrize('orientation', [1, 3, 6, 8])
 def test_exif_turns_images(
-    boxes: Path, monkeypatch: pytest.MonkeyPatch, orientation: int, as_stored: bool
+    boxes: Path, logged: list[str], orientation: int, as_stored: bool
 ) -> None:
     """Annotations must have the sizes of the turned image, since OpenCV turns images by EXIF."""
-    messages: list[str] = []
-    monkeypatch.setattr(
-        'mmvttt.openmmlab.reliability.seeded_dataset.print_log',
-        lambda text, *_: messages.append(text),
-    )
     exif = Image.Exif()
     exif[0x0112] = orientation
     turned = orientation >= 5
@@ -111,10 +106,10 @@ def test_exif_turns_images(
     assert [len(data[number]) for number in (0, 1, 0)] == [2, 2, 2]
     if turned and as_stored:
         assert '(64, 48), turned by EXIF; annotated as (48, 64)' in wrong[0]
-        (message,) = messages
+        (message,) = logged
         assert "0.jpg' has height and width (64, 48), and is annotated as (48, 64)" in message
     else:
-        assert wrong == messages == []
+        assert wrong == logged == []
         assert tuple(load(boxes)['inputs'].shape) == (3, height, width)
 
 
