@@ -1,10 +1,7 @@
 """FLOPs against the papers' tables, by part and by op; models are found by what they are called."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from mmengine.config import Config
 from torch import nn
 
 from mmvttt.analysis.flops import count_cost
@@ -13,10 +10,8 @@ from mmvttt.errors import UsageError
 from mmvttt.openmmlab.analysis.models import DenseForward
 from mmvttt.openmmlab.config import find_config
 
-from ..configs.reduced import build, reduce_model
+from ..configs.reduced import build, reduced
 from .test_complexity import Prefixed
-
-CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 
 
 def cost_of(name: str, size: tuple[int, int] | None = None, **options):
@@ -92,7 +87,7 @@ def test_heads_of_mmdet_run_or_are_named(name: str, part: str, idle: list[str]) 
 )
 def test_heads_with_transformers(name: str) -> None:
     """They read sizes from tensors, which the meta device has not: it is the CPU that counts."""
-    model = build(reduce_model(Config.fromfile(CONFIGS / f'{name}.py')))
+    model = build(reduced(name))
     cost = count_cost(DenseForward(model), (64, 96))
     heads = [n for n in cost.macs if n in ('encoder', 'bbox_head', 'panoptic_head', 'decode_head')]
     assert heads

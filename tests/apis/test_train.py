@@ -64,11 +64,7 @@ class MyCheckpointHook(CheckpointHook):
     """A user's own hook, which must stay in the config."""
 
 
-def test_what_a_config_has_stays_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages: list[str] = []
-    monkeypatch.setattr(
-        'mmvttt.openmmlab.reliability.protect.print_log', lambda text, *_: messages.append(text)
-    )
+def test_what_a_config_has_stays_with_a_warning(logged: list[str]) -> None:
     cfg = Config(
         dict(
             train_cfg=dict(type='MyLoop'),
@@ -80,7 +76,7 @@ def test_what_a_config_has_stays_with_a_warning(monkeypatch: pytest.MonkeyPatch)
     add_protection(cfg)
     assert cfg.train_cfg.type == 'MyLoop'
     assert cfg.default_hooks.checkpoint.type is MyCheckpointHook
-    assert messages[0].startswith('default_hooks.checkpoint is a MyCheckpointHook, which is kept')
+    assert logged[0].startswith('default_hooks.checkpoint is a MyCheckpointHook')
     assert len(cfg.custom_hooks) == 1
     # mmengine's own, as a pure-Python config is dumped; and one that is switched off on purpose.
     cfg.default_hooks.checkpoint = dict(type='mmengine.hooks.CheckpointHook')
@@ -93,7 +89,7 @@ def test_what_a_config_has_stays_with_a_warning(monkeypatch: pytest.MonkeyPatch)
     assert cfg.default_hooks.checkpoint.type == 'mmvttt.CheckpointHook'
     cfg.default_hooks.checkpoint = None
     add_protection(cfg)
-    assert sum('default_hooks' in text for text in messages) == 1
+    assert sum('default_hooks' in text for text in logged) == 1
 
 
 def test_auto_scale_lr(run: Callable) -> None:
@@ -177,9 +173,9 @@ def test_a_bug_of_ours_has_its_traceback_and_a_wrong_option_one_sentence(tools: 
 def test_a_segmentor_with_tta(tmp_path: Path) -> None:
     for toolbox in ('mmdet', 'mmseg', 'mmpretrain'):
         pytest.importorskip(toolbox)
-    from ..configs.reduced import reduce_model
+    from ..configs.reduced import reduced
 
-    cfg = reduce_model(load_config('upernet_vittt_t_160k'))
+    cfg = reduced('upernet_vittt_t_160k')
     init_default_scope('mmseg')
     torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict()), tmp_path / 'a.pth')
     for i in range(2):
@@ -204,7 +200,7 @@ def test_a_segmentor_with_tta(tmp_path: Path) -> None:
     # Of another model, which says more than its classes.
     classes = dict(dataset_meta=dict(classes=('tree', 'wall')))
     torch.save(dict(state_dict=dict(w=torch.ones(1)), meta=classes), tmp_path / 'b.pth')
-    with pytest.raises(CheckpointMismatchError, match='tensors of EncoderDecoder'):
+    with pytest.raises(CheckpointMismatchError, match='tensors'):
         evaluate(tmp_path / 'c.py', tmp_path / 'b.pth', work_dir=str(tmp_path))
 
 

@@ -1,5 +1,8 @@
 """Models of the configs and of the toolboxes, small enough for a test; batches of two images."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 import torch
 from mmdet.structures import DetDataSample
@@ -11,6 +14,7 @@ from mmpretrain.structures import DataSample
 from mmseg.structures import SegDataSample
 from torch import nn
 
+from mmvttt.openmmlab.config import config_root
 from mmvttt.openmmlab.registry import MODELS
 from mmvttt.openmmlab.reliability.weights import remove_checkpoints
 
@@ -38,6 +42,11 @@ def reduce_backbone(backbone: ConfigDict) -> list[int]:
         return [PLAIN['embed_dims']] * 4
     backbone.arch = STAGES
     return list(STAGES['embed_dims'])
+
+
+def reduced(name: str) -> Config:
+    """A config of ours with a small model."""
+    return reduce_model(Config.fromfile(config_root() / f'{name}.py'))
 
 
 def reduce_model(cfg: Config) -> Config:
@@ -106,6 +115,15 @@ def build(cfg: Config) -> nn.Module:
     init_default_scope(cfg.default_scope)
     torch.manual_seed(0)
     return MODELS.build(cfg.model)
+
+
+def save_random(cfg: Config, path: Path, classes: Sequence[str]) -> nn.Module:
+    """Saves the model of a config, with the names of its classes, and returns it."""
+    model = build(cfg)
+    model.init_weights()
+    meta = dict(dataset_meta=dict(classes=tuple(classes), palette=[]))
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), path)
+    return model.eval()
 
 
 def batch_for(cfg: Config, size: tuple[int, int] = SIZE) -> dict:

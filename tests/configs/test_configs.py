@@ -17,7 +17,7 @@ from torch import nn
 from mmvttt import distributions
 from mmvttt.openmmlab.registry import MODELS
 
-from .reduced import SIZE, batch_for, build, reduce_model
+from .reduced import SIZE, batch_for, build, reduced
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 # Generation has its own in tests/generation, distillation in tests/openmmlab/test_distil.py. The
@@ -53,7 +53,7 @@ def test_it_builds_with_the_parameters_of_the_metafile(name: str) -> None:
 
 @pytest.mark.parametrize('name', NAMES)
 def test_a_reduced_copy_steps_and_predicts(name: str) -> None:
-    cfg = reduce_model(Config.fromfile(CONFIGS / f'{name}.py'))
+    cfg = reduced(name)
     if cfg.default_scope == 'mmpretrain':
         # In one step, stochastic depth would leave whole branches without a gradient.
         cfg.model.backbone.drop_path_rate = 0.0

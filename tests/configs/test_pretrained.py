@@ -5,22 +5,19 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from mmengine.config import Config
 
 import mmvttt.models.timm  # noqa: F401 - registers
 from mmvttt.checkpoints import load as checkpoints
 from mmvttt.checkpoints.publish import publish_checkpoint
 from mmvttt.checkpoints.read import read_content
 
-from .reduced import PLAIN, build, reduce_model
-
-CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+from .reduced import PLAIN, build, reduced
 
 
 @pytest.fixture(scope='module')
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of the reduced recipe, as mmengine saves it after a training."""
-    cfg = reduce_model(Config.fromfile(CONFIGS / 'vittt_t_in1k.py'))
+    cfg = reduced('vittt_t_in1k')
     cfg.model.backbone.img_size, cfg.model.head.num_classes = 64, 2
     content = dict(state_dict=build(cfg).state_dict(), meta=dict(epoch=2), optimizer={})
     path = tmp_path_factory.mktemp('pretrain') / 'epoch_2.pth'
@@ -36,7 +33,7 @@ def test_pretrained_weights_go_into_detection_and_segmentation(
     monkeypatch.setattr(
         checkpoints._log, 'log', lambda _, text, *values: logged.append(text % values)
     )
-    cfg = reduce_model(Config.fromfile(CONFIGS / f'{name}.py'))
+    cfg = reduced(name)
     cfg.model.backbone.backbone.init_cfg = dict(
         type='Pretrained', checkpoint=str(pretrained), prefix='backbone.'
     )

@@ -3,7 +3,6 @@
 import copy
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,9 +20,8 @@ from mmvttt.openmmlab.apis import train as train_api
 from mmvttt.openmmlab.apis.train import choose_compile
 from mmvttt.openmmlab.engine import CompileHook
 
-from ..configs.reduced import batch_for, build, reduce_model
+from ..configs.reduced import batch_for, build, reduced
 
-CONFIGS = Path(__file__).parents[2] / 'configs'
 PLAIN = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
 STAGES = dict(embed_dims=(32, 32, 64, 64), depths=(2, 2, 2, 2), num_heads=(1, 2, 2, 2))
 OPTIONS = dict(img_size=64, drop_path_rate=0.3)
@@ -155,7 +153,7 @@ def test_a_training_with_the_hook_has_the_losses_of_one_without(run: Callable) -
 
 
 def test_a_model_without_blocks_is_refused(run: Callable) -> None:
-    with pytest.raises(TypeError, match=r"options='max-autotune'.*dynamic"):
+    with pytest.raises(TypeError):
         CompileHook(options='max-autotune')
     with pytest.raises(UsageError):
         run('train', work_dir='a', compile=True, cfg_options={'train_cfg.max_epochs': 1})
@@ -244,7 +242,7 @@ def test_sizes_and_validations_make_no_graph(options: dict, graphs: int) -> None
     ],
 )
 def test_recipes_compiled_as_they_say_have_the_eager_gradients(name: str) -> None:
-    cfg = reduce_model(Config.fromfile(CONFIGS / f'{name}.py'))
+    cfg = reduced(name)
     model = build(cfg).train()
     if hasattr(model, 'distilling'):
         model.distilling = True
