@@ -8,21 +8,12 @@ from pathlib import Path
 
 from mmvttt.openmmlab.apis.train import train
 
-HERE = Path(__file__).parent
-
-
-def main() -> None:
-    folder = Path(sys.argv[1])
-    plain, sharded = HERE / 'images_config.py', HERE / 'images_fsdp_config.py'
-    runs = {
-        'ddp': (plain, None),
-        'fsdp': (sharded, None),
-        'rest': (sharded, 'fsdp'),
-    }
-    for name, (config, of) in runs.items():
-        half = of and str(folder / of / 'epoch_1.pth')
-        train(config, work_dir=str(folder / name), resume=half, launcher='pytorch')
-
+HERE, FOLDER = Path(__file__).parent, Path(sys.argv[1])
 
 if __name__ == '__main__':
-    main()
+    for name, config, resume in (
+        ('ddp', 'images_config.py', None),
+        ('fsdp', 'images_fsdp_config.py', None),
+        ('rest', 'images_fsdp_config.py', str(FOLDER / 'fsdp/epoch_1.pth')),
+    ):
+        train(HERE / config, work_dir=str(FOLDER / name), resume=resume, launcher='pytorch')

@@ -18,6 +18,8 @@ from mmvttt.errors import DataError, ResumeError, UsageError
 from mmvttt.openmmlab.apis import train
 from mmvttt.outputs import check_new_file
 
+from ..trainings.ends import BEST
+
 SHORT = {'train_cfg.max_epochs': 1}
 # A process that looks into its own folder keeps its lock.
 HOLD = """
@@ -85,20 +87,13 @@ def test_the_folder_is_locked_before_anything_is_built(
 
 
 def test_links_in_the_folder_are_not_followed(run: Callable) -> None:
-    names = [
-        '.lock',
-        '.lock_holder',
-        'last_checkpoint',
-        'epoch_1.pth',
-        'tiny_config.py',
-        'best_mse_epoch_1.pth',
-    ]
+    names = ['.lock', '.lock_holder', 'last_checkpoint', 'tiny_config.py']
+    names += ['epoch_1.pth', 'best_mse_epoch_1.pth']
     Path('a').mkdir()
     for name in names:
         Path(f'precious_{name}').write_text('mine')
         Path('a', name).symlink_to(Path(f'precious_{name}').absolute())
-    best = {'default_hooks.checkpoint.save_best': 'mse', 'default_hooks.checkpoint.rule': 'less'}
-    run('train', work_dir='a', cfg_options={**SHORT, **best})
+    run('train', work_dir='a', cfg_options={**SHORT, **BEST})
     for name in names:
         assert Path(f'precious_{name}').read_text() == 'mine', name
         assert not Path('a', name).is_symlink()
@@ -155,7 +150,7 @@ def test_a_result_is_tried_before_the_work(path: str) -> None:
     if path in ('file', 'none/x.onnx'):
         check_new_file(path)
     else:
-        with pytest.raises(UsageError, match=r'another path|name of a new one'):
+        with pytest.raises(UsageError):
             check_new_file(path)
     assert os.listdir() == ['file']
 

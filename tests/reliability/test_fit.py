@@ -20,7 +20,8 @@ from mmvttt.openmmlab.reliability.fit import require_same_classes, require_weigh
 from mmvttt.openmmlab.reliability.settings import flatten, training_settings
 from mmvttt.openmmlab.unwrap import bare_model
 
-BEST = {'default_hooks.checkpoint.save_best': 'mse', 'default_hooks.checkpoint.rule': 'less'}
+from ..trainings.ends import BEST
+
 TWO = {'train_cfg.max_epochs': 2}
 
 
@@ -41,18 +42,28 @@ def log() -> str:
     return ''.join(p.read_text() for p in Path('b').glob('*/*.log'))
 
 
+# Options of another training, and of one that would leave a part of the checkpoint out.
+OTHERS: list[dict[str, Any]] = [
+    {'model.width': 32},
+    {'optim_wrapper.optimizer': dict(_delete_=True, type='SGD', lr=0.01)},
+    {'optim_wrapper.optimizer': dict(_delete_=True, type='Adam', lr=0.01)},
+    {'train_dataloader.batch_size': 2},
+    dict(custom_hooks=[]),
+    dict(param_scheduler=[]),
+    dict(param_scheduler=None),
+]
+
+
 def test_another_training_is_refused(trained: Callable) -> None:
-    with pytest.raises(ResumeError, match=r'best_mse_epoch_1\.pth.* no optimizer.*load_from='):
-        trained('a/best_mse_epoch_1.pth')
-    with pytest.raises(ResumeError, match=r'another model: \d+ of its tensors.*net\.0\.weight'):
-        trained(**{'model.width': 32})
-    with pytest.raises(ResumeError, match='from another optimizer than SGD'):
-        trained(**{'optim_wrapper.optimizer': dict(_delete_=True, type='SGD', lr=0.01)})
-    with pytest.raises(ResumeError, match='from another optimizer than Adam'):
-        trained(**{'optim_wrapper.optimizer': dict(_delete_=True, type='Adam', lr=0.01)})
-    message = 'images of a batch: 4, now 2; batches of an epoch: 6, now 11'
-    with pytest.raises(ResumeError, match=message):
-        trained(**{'train_dataloader.batch_size': 2})
+    content = torch.load('a/epoch_1.pth', weights_only=False)
+    del content['param_schedulers']
+    torch.save(content, 'a/without.pth')
+    for file in ('a/best_mse_epoch_1.pth', 'a/without.pth'):
+        with pytest.raises(ResumeError):
+            trained(file)
+    for options in OTHERS:
+        with pytest.raises(ResumeError):
+            trained(**options)
     # As many batches, and another number of images.
     with pytest.raises(ResumeError, match='images: 22, now 21'):
         trained(**{'train_dataloader.dataset.indices': 21})
@@ -65,20 +76,6 @@ def test_a_training_with_groups_of_parameters_goes_on(run: Callable) -> None:
     run('train', config='noisy', work_dir='a', cfg_options={**options, 'train_cfg.max_epochs': 1})
     resume = {'work_dir': 'a', 'resume': 'auto', 'cfg_options': {**options, **TWO}}
     assert run('train', config='noisy', **resume).iter == 12
-
-
-def test_what_cannot_be_continued_is_refused(trained: Callable) -> None:
-    with pytest.raises(ResumeError, match=r'has averaged weights, .* without an EMAHook'):
-        trained(custom_hooks=[])
-    for none in ([], None):
-        with pytest.raises(ResumeError, match='has 1 schedules, but the config has 0'):
-            trained(param_scheduler=none)
-    content = torch.load('a/epoch_1.pth', weights_only=False)
-    del content['param_schedulers']
-    torch.save(content, 'a/without.pth')
-    with pytest.raises(ResumeError, match='has 0 schedules, but the config has 1'):
-        trained('a/without.pth')
-    assert 'Epoch(train)' not in log()
 
 
 def test_warnings_name_every_other_setting(trained: Callable) -> None:
@@ -202,18 +199,16 @@ def test_a_rate_for_another_batch(
 
 
 @pytest.mark.parametrize(
-    ('options', 'words'),
+    ('options', 'stops'),
     [
-        ({'param_scheduler.end': 16}, r'16 of the 32 steps are warm-up.*end to .* 1,'),
-        ({'param_scheduler.end': 15}, None),
-        ({'optim_wrapper.optimizer.lr': 5e-7}, r'random weights and a rate of 5\.0e-07'),
+        ({'param_scheduler.end': 16}, True),
+        ({'param_scheduler.end': 15}, False),
+        ({'optim_wrapper.optimizer.lr': 5e-7}, True),
         # A trial of the config.
-        ({'param_scheduler.end': 16, 'train_cfg.max_epochs': 2}, None),
+        ({'param_scheduler.end': 16, 'train_cfg.max_epochs': 2}, False),
     ],
 )
-def test_a_training_that_cannot_learn_stops(
-    run: Callable, options: dict, words: str | None
-) -> None:
+def test_a_training_that_cannot_learn_stops(run: Callable, options: dict, stops: bool) -> None:
     options = {'train_cfg.max_epochs': 8, **options}
-    with nullcontext() if words is None else pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError) if stops else nullcontext():
         run('train', work_dir='b', cfg_options=options)

@@ -12,47 +12,25 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from mmvttt.checkpoints.read import read_content
 
+from ..trainings.ends import require_same
+
 TRAININGS = Path(__file__).parents[1] / 'trainings'
-POINTS_SCRIPT = TRAININGS / 'kill_points.py'
 
 
 def states(folder: Path) -> dict[str, dict]:
     """Contents of the checkpoints of a folder, but for times and names of runs."""
-    contents = {p.name: read_content(p) for p in folder.glob('*.pth')}
     return {
-        name: {k: v for k, v in content.items() if k not in ('meta', 'message_hub')}
-        for name, content in contents.items()
+        path.name: {k: v for k, v in read_content(path).items() if k not in ('meta', 'message_hub')}
+        for path in sorted(folder.glob('*.pth'))
     }
-
-
-def script(path: Path, folder: Path, number: int, options: dict) -> dict:
-    done = subprocess.run(
-        [sys.executable, str(path), str(folder), str(number), json.dumps(options)],
-        env=os.environ | {'OMP_NUM_THREADS': '1', 'GLOO_SOCKET_IFNAME': 'lo'},
-        capture_output=True,
-        text=True,
-        timeout=3600,
-        check=False,
-    )
-    logs = ''.join(p.read_text()[-2000:] for p in folder.glob('*.log'))
-    assert done.returncode == 0, done.stderr + logs[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def assert_same(whole: Path, killed: Path) -> None:
     """The same files, with the same content, and nothing half written."""
-    expected, actual = states(whole), states(killed)
-    assert actual.keys() == expected.keys()
-    for name in expected:
-        one, tree = torch.utils._pytree.tree_flatten(actual[name])
-        other, expected_tree = torch.utils._pytree.tree_flatten(expected[name])
-        assert tree == expected_tree
-        for a, b in zip(one, other, strict=True):
-            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+    require_same(states(killed), states(whole))
     last, expected_last = (Path((d / 'last_checkpoint').read_text()) for d in (killed, whole))
     assert last.name == expected_last.name
     assert not list(killed.glob('*.partial'))
@@ -80,7 +58,13 @@ KINDS: dict[str, dict] = {
 
 
 def points_and_compare(folder: Path, ranks: int, options: dict) -> int:
-    points = script(POINTS_SCRIPT, folder, ranks, options)['points']
+    done = subprocess.run(
+        [sys.executable, TRAININGS / 'kill_points.py', folder, str(ranks), json.dumps(options)],
+        env=os.environ | {'OMP_NUM_THREADS': '1', 'GLOO_SOCKET_IFNAME': 'lo'},
+        capture_output=True, text=True, timeout=3600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    points = json.loads(done.stdout.splitlines()[-1])['points']
     for number in range(1, points + 1):
         assert_same(folder / 'whole', folder / f'killed_{number}')
         shutil.rmtree(folder / f'killed_{number}')

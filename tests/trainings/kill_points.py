@@ -22,16 +22,12 @@ sys.path[:0] = [str(HERE), str(HERE.parent / 'dist')]
 
 import mmengine.config.config  # noqa: E402
 import noisy  # noqa: E402, F401
+from ends import BEST  # noqa: E402
 from launch import free_port  # noqa: E402
 
 from mmvttt.openmmlab.apis.train import train  # noqa: E402
 
-OPTIONS = {
-    'default_hooks.checkpoint.max_keep_ckpts': 1,
-    'default_hooks.checkpoint.save_best': 'mse',
-    'default_hooks.checkpoint.rule': 'less',
-    'randomness.seed': 0,
-}
+OPTIONS = {**BEST, 'default_hooks.checkpoint.max_keep_ckpts': 1, 'randomness.seed': 0}
 # Audit events that Python raises before it changes a file or folder.
 CHANGES = ('os.rename', 'os.remove', 'os.mkdir', 'os.rmdir', 'os.truncate', 'os.symlink')
 # The same path for all runs: `last_checkpoint` holds it.

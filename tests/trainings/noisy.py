@@ -3,17 +3,15 @@
 import os
 import random
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
 from mmengine.dataset import BaseDataset
 from mmengine.hooks import EMAHook, Hook
-from mmengine.model import BaseModel
 from mmengine.registry import DATASETS, HOOKS, MODELS
 from PIL import Image
-from tiny import TinyError  # noqa: F401 - registers the metric of the config
+from tiny import Regression
 from torch import nn
 
 
@@ -45,24 +43,14 @@ class NoisyPictures(NoisyData):
 
 
 @MODELS.register_module(force=True)
-class NoisyModel(BaseModel):
-    """A network with dropout and batch statistics; `seconds` makes its steps slower."""
+class NoisyModel(Regression):
+    """A network with dropout and batch statistics."""
 
-    def __init__(self, width: int = 16, seconds: float = 0.0) -> None:
+    def __init__(self, width: int = 16) -> None:
         super().__init__()
         self.net = nn.Sequential(
             nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.5), nn.Linear(width, 1)
         )
-        self.seconds = seconds
-        self.seen: list[int] = []
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor, mode: str) -> object:
-        time.sleep(self.seconds)
-        out = self.net(x)[:, 0]
-        if mode != 'loss':
-            return [{'error': float((o - t) ** 2)} for o, t in zip(out, y, strict=True)]
-        self.seen += index.tolist()
-        return {'loss': ((out - y) ** 2).mean()}
 
 
 @HOOKS.register_module(force=True)

@@ -21,26 +21,36 @@ class TinyData(BaseDataset):
         return {'x': x, 'y': 2 * x.sum(), 'index': idx}
 
 
+class Regression(BaseModel):
+    """Learns `y`, one number of each sample; remembers which samples it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor, mode: str) -> object:
+        out = self.net(x).float()[:, 0]
+        if mode != 'loss':
+            return [{'error': float((o - t) ** 2)} for o, t in zip(out, y, strict=True)]
+        self.seen += index.tolist()
+        return {'loss': ((out - y) ** 2).mean()}
+
+
 @MODELS.register_module(force=True)
-class TinyModel(BaseModel):
-    """A normalised linear map; remembers which samples and what type it has seen."""
+class TinyModel(Regression):
+    """A normalised linear map; remembers what type it has computed in."""
 
     def __init__(self, norm: str = 'SyncBatchNorm') -> None:
         super().__init__()
         self.linear = nn.Linear(3, 4)
         self.norm = getattr(nn, norm)(4)
         self.head = nn.Linear(4, 1)
-        self.seen: list[int] = []
         self.dtypes: set[torch.dtype] = set()
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor, mode: str) -> object:
+    def net(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.linear(x)
         self.dtypes.add(hidden.dtype)
-        out = self.head(self.norm(hidden)).float()[:, 0]
-        if mode != 'loss':
-            return [{'error': float((o - t) ** 2)} for o, t in zip(out, y, strict=True)]
-        self.seen += index.tolist()
-        return {'loss': ((out - y) ** 2).mean()}
+        return self.head(self.norm(hidden))
 
 
 @METRICS.register_module(force=True)
