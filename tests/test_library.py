@@ -5,14 +5,14 @@ environment without them.
 """
 
 import json
-import os
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from .processes import python
 
 DOOR = ('mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'cv2')
 
@@ -90,21 +90,10 @@ print(json.dumps(sorted('.'.join(k) for k, v in before.items() if after.get(k) i
 """
 
 
-def python(code: str, stdin: str = '') -> str:
-    done = subprocess.run(
-        [sys.executable, '-c', code],
-        input=stdin, capture_output=True, text=True, check=False,
-        # Compiling the CPU's kernels would take longer than the rest.
-        env=os.environ | {'TTT_KERNELS_BACKEND': 'reference'},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
-
-
 @pytest.fixture(scope='module')
 def loaded() -> tuple[list[str], list[str]]:
     """Modules that are there with one backbone, and after all of the library was used."""
-    return json.loads(python(LOADED))
+    return json.loads(python(LOADED).stdout)
 
 
 def test_no_openmmlab_and_no_opencv_is_loaded(loaded: tuple[list[str], list[str]]) -> None:
@@ -121,7 +110,7 @@ def test_a_backbone_loads_no_mixer_of_another(loaded: tuple[list[str], list[str]
 
 
 def test_no_other_package_is_changed(loaded: tuple[list[str], list[str]]) -> None:
-    assert json.loads(python(CHANGED, json.dumps(loaded[1]))) == []
+    assert json.loads(python(CHANGED, stdin=json.dumps(loaded[1])).stdout) == []
 
 
 # The command `mmvttt` of an environment without OpenMMLab, and without matplotlib: what it is given
@@ -168,9 +157,9 @@ COMMANDS = {
 }
 
 
-def test_the_command_without_openmmlab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    printed = json.loads(python(ALONE, json.dumps([command.split() for command in COMMANDS])))
+def test_the_command_without_openmmlab() -> None:
+    commands = json.dumps([command.split() for command in COMMANDS])
+    printed = json.loads(python(ALONE, stdin=commands).stdout)
     for (command, expected), text in zip(COMMANDS.items(), printed, strict=True):
         assert re.search(expected, text, re.MULTILINE), f'mmvttt {command}\n{text}'
         assert 'Traceback' not in text
@@ -195,7 +184,7 @@ print(json.dumps(printed))
 
 
 def test_help_of_every_tool_needs_nothing() -> None:
-    printed = json.loads(python(HELP))
+    printed = json.loads(python(HELP).stdout)
     listed = [line.split(maxsplit=1) for line in printed.pop('mmvttt').splitlines()]
     assert [name for name, _ in listed] == list(printed)
     assert [name for name in printed if name in ('predict', 'train')] == ['predict', 'train']

@@ -1,17 +1,19 @@
 """Every test is run by `make test`, `make stress` or `make gpu`, which needs no OpenMMLab."""
 
-import importlib.util
 import re
+import runpy
 import subprocess
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / 'tests').rglob('test_*.py'))
+GPU_CHECK = SimpleNamespace(**runpy.run_path(str(ROOT / 'tools/dev/gpu_check.py')))
 FOR_A_GPU = [p for p in FILES if p != Path(__file__) and 'pytest.mark.gpu' in p.read_text()]
 # A sitecustomize.py with which none of these is installed.
 WITHOUT = """
@@ -22,16 +24,6 @@ def find(inside, name, *x):
 BLOCKED = 'mmengine mmcv mmdet mmseg mmpretrain cv2 numba matplotlib'.split()
 PathFinder.find_spec = partial(find, PathFinder.find_spec)
 """
-
-
-@pytest.fixture(scope='module')
-def gpu_check():
-    spec = importlib.util.spec_from_file_location(
-        'gpu_check', ROOT / 'tools' / 'dev' / 'gpu_check.py'
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_no_folder_of_tests_is_left_out(pytestconfig: pytest.Config) -> None:
@@ -46,16 +38,16 @@ def test_no_folder_of_tests_is_left_out(pytestconfig: pytest.Config) -> None:
     assert pytestconfig.getini('testpaths') == ['tests']
 
 
-def test_every_test_for_a_gpu_is_run_by_make_gpu(gpu_check) -> None:
-    files = [path for part in gpu_check.TESTS for path in gpu_check.files(part)]
+def test_every_test_for_a_gpu_is_run_by_make_gpu() -> None:
+    files = [path for part in GPU_CHECK.TESTS for path in GPU_CHECK.files(part)]
     assert len(files) >= 5
     assert sorted(files) == FOR_A_GPU
 
 
-def test_tests_for_a_gpu_are_collected_without_openmmlab(gpu_check, tmp_path: Path) -> None:
+def test_tests_for_a_gpu_are_collected_without_openmmlab(tmp_path: Path) -> None:
     (tmp_path / 'sitecustomize.py').write_text(WITHOUT)
-    environment = gpu_check.environment(tmp_path)
-    command = [sys.executable, *gpu_check.PYTEST, '--collect-only', *map(str, FOR_A_GPU)]
+    environment = GPU_CHECK.environment(tmp_path)
+    command = [sys.executable, *GPU_CHECK.PYTEST, '--collect-only', *map(str, FOR_A_GPU)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     # Without a GPU they are deselected, once their files have been imported.
     expected = 0 if torch.cuda.is_available() else pytest.ExitCode.NO_TESTS_COLLECTED

@@ -1,7 +1,5 @@
 """`::` in `_base_`: packages are found without pkg_resources, mmvttt's configs from anywhere."""
 
-import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -10,6 +8,8 @@ import pytest
 from mmengine.config.utils import MODULE2PACKAGE
 
 from mmvttt.openmmlab.compat import configs
+
+from ..processes import python
 
 INHERIT = """
 import sys
@@ -28,19 +28,16 @@ assert not {'mmcv', 'mmdet', 'mmseg', 'mmpretrain'} & set(sys.modules)
 """
 
 
-def test_bases_of_packages_from_another_folder(tmp_path: Path) -> None:
-    (tmp_path / 'det.py').write_text(
+def test_bases_of_packages_from_another_folder() -> None:
+    Path('det.py').write_text(
         "_base_ = 'mmdet::_base_/models/mask-rcnn_r50_fpn.py'\n"
         'model = dict(roi_head=dict(bbox_head=dict(num_classes=7)))\n'
     )
-    (tmp_path / 'ours.py').write_text(
+    Path('ours.py').write_text(
         "_base_ = 'mmvttt::maskrcnn_vittt_s_1x.py'\n"
         "model = dict(backbone=dict(backbone=dict(arch='tiny')))\n"
     )
-    run = subprocess.run(
-        [sys.executable, '-c', INHERIT], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
+    python(INHERIT)
 
 
 @pytest.mark.parametrize('package', ['mmdet', 'mmsegmentation', 'mmpretrain', 'mmvttt', 'mmengine'])

@@ -1,10 +1,7 @@
 """Patches run once, say what they did, and `python -m mmvttt` prints it."""
 
 import logging
-import os
 import re
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -13,6 +10,8 @@ import pytest
 
 from mmvttt import __main__ as report
 from mmvttt.openmmlab import compat
+
+from ..processes import python
 
 
 def test_a_patch_is_applied_once() -> None:
@@ -59,13 +58,12 @@ assert type(wave.__spec__.loader).__name__ == 'SourceFileLoader'
 
 
 def test_outcomes() -> None:
-    environment = os.environ | {'MMVTTT_SKIP_PATCHES': 'startup, coco-eval'}
-    subprocess.run([sys.executable, '-c', OUTCOMES], check=True, env=environment)
+    python(OUTCOMES, MMVTTT_SKIP_PATCHES='startup, coco-eval')
 
 
 def test_an_unknown_name_is_an_error_that_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv('MMVTTT_SKIP_PATCHES', 'whole-file')
-    with pytest.raises(ValueError, match=r"SKIP_PATCHES=whole-file: .* did you mean 'whole-files'"):
+    with pytest.raises(ValueError, match="'whole-files'"):
         compat.apply_patches()
 
 

@@ -1,26 +1,13 @@
 """Effects of the start-up line on tools that do not know mmvttt, and that it costs nothing."""
 
-import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from ..processes import python
+
 ROOT = Path(__file__).parents[2]
-
-
-def python(code: str, **environment: str) -> str:
-    run = subprocess.run(
-        [sys.executable, '-c', code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | environment,
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout + run.stderr
 
 
 def test_imports_nothing_by_itself() -> None:
@@ -33,10 +20,7 @@ mmvttt_startup.install('mmvttt.openmmlab')
 print(sorted(set(sys.modules) - before))
 """
     # -S and -I: no other package's start-up lines.
-    run = subprocess.run(
-        [sys.executable, '-S', '-I', '-c', code], capture_output=True, text=True, check=True
-    )
-    assert run.stdout.strip() == "['mmvttt_startup']"
+    assert python(code, '-S', '-I').stdout.strip() == "['mmvttt_startup']"
 
 
 INSTALL = 'import mmvttt_startup as s; s.install("mmvttt.openmmlab")\n'
@@ -46,10 +30,10 @@ OPEN = f'print({IS_OPEN})'
 
 def test_mmengine_opens_the_door_unless_it_is_left_out() -> None:
     # Amid the import of mmcv, which imports mmengine before it has all of its own functions.
-    assert python(f'{INSTALL}import mmcv, sys; {OPEN}').split() == ['True']
+    assert python(f'{INSTALL}import mmcv, sys; {OPEN}').stdout.split() == ['True']
     code = f'{INSTALL}import sys, mmengine; {OPEN}'
-    assert python(code).split() == ['True']
-    assert python(code, MMVTTT_SKIP_PATCHES='resume, startup').split() == ['False']
+    assert python(code).stdout.split() == ['True']
+    assert python(code, MMVTTT_SKIP_PATCHES='resume, startup').stdout.split() == ['False']
 
 
 # What may come before the first whole import of mmengine, whose own start-up line is left out.
@@ -74,13 +58,13 @@ for name in [name for name in sys.modules if name.partition('.')[0] == 'mmengine
 @pytest.mark.parametrize('before', BEFORE)
 def test_only_a_whole_import_spends_the_hook(before: str) -> None:
     code = f'import sys\n{INSTALL}{BEFORE[before]}\nassert not {IS_OPEN}\nimport mmengine; {OPEN}'
-    assert python(code, MMVTTT_SKIP_PATCHES='').split() == ['True']
+    assert python(code, MMVTTT_SKIP_PATCHES='').stdout.split() == ['True']
 
 
 @pytest.mark.parametrize('line', ['import mmcv, mmcv.ops', 'from mmdet.apis import DetInferencer'])
 def test_operators_can_be_imported_in_any_order(line: str) -> None:
     # The forks of OpenMMLab print warnings, too.
-    assert 'done' in python(f'{INSTALL}{line}; print("done")').splitlines()
+    assert 'done' in python(f'{INSTALL}{line}; print("done")').stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +80,7 @@ def test_operators_can_be_imported_in_any_order(line: str) -> None:
 )
 def test_packages_that_stay_unloaded(modules: str, heavy: tuple) -> None:
     code = f'{INSTALL}import sys, {modules}; print(sorted(set({heavy}) & set(sys.modules)))'
-    assert python(code).strip() == '[]'
+    assert python(code).stdout.strip() == '[]'
 
 
 BROKEN = {
@@ -113,10 +97,8 @@ def test_a_broken_mmvttt_is_not_noticed(how: str) -> None:
         f'import sys\n{BROKEN[how]}\n{INSTALL}import warnings; warnings.simplefilter("default")\n'
         'import mmengine; print(mmengine.__name__)'
     )
-    run = subprocess.run(
-        [sys.executable, '-W', 'error', '-c', code], capture_output=True, text=True
-    )
-    assert run.stdout == 'mmengine\n', run.stderr
+    run = python(code, '-W', 'error')
+    assert run.stdout == 'mmengine\n'
     assert 'mmvttt' not in run.stderr
 
 
@@ -140,19 +122,18 @@ assert called == [zipped, colorsys]
 """
 
 
-def test_loaders_of_all_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with zipfile.ZipFile(tmp_path / 'a.zip', 'w') as archive:
+def test_loaders_of_all_kinds() -> None:
+    with zipfile.ZipFile('a.zip', 'w') as archive:
         archive.writestr('zipped.py', 'done = 1')
-    monkeypatch.chdir(tmp_path)
-    assert python(LOADERS) == ''
+    python(LOADERS)
 
 
 def test_the_line_itself_never_speaks(tmp_path: Path) -> None:
     """Python runs it where the module that it imports is gone."""
     (tmp_path / 'a.pth').write_text((ROOT / 'mmvttt.pth').read_text())
     code = f'import site; site.addsitedir({str(tmp_path)!r})'
-    run = subprocess.run([sys.executable, '-S', '-I', '-c', code], capture_output=True, text=True)
-    assert (run.returncode, run.stdout, run.stderr) == (0, '', '')
+    run = python(code, '-S', '-I')
+    assert run.stdout + run.stderr == ''
 
 
 # The message of opencv-python on a machine without the libraries of a desktop.
@@ -162,7 +143,7 @@ WITHOUT = "raise ImportError('libGL.so.1: cannot open shared object file: No suc
 def test_the_library_and_the_report_need_no_opencv(tmp_path: Path) -> None:
     (tmp_path / 'cv2.py').write_text(WITHOUT)
     code = 'import mmvttt.models.timm, mmvttt.__main__; mmvttt.Vittt; mmvttt.__main__.main([])'
-    printed = python(code, PYTHONPATH=str(tmp_path))
+    printed = python(code, PYTHONPATH=str(tmp_path)).stdout
     (line,) = (x for x in printed.splitlines() if x.startswith('cv2 '))
     assert 'cannot be imported: ImportError: libGL.so.1' in line
     assert 'ttt_linear' in printed
