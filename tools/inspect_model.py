@@ -38,12 +38,14 @@ def main() -> None:
         from mmvttt.analysis.inspect import inspect_model
         from mmvttt.analysis.look import Look
         from mmvttt.by_name import load_model
+        from mmvttt.errors import UsageError
 
         found = load_model(args.model, args.cfg_options, args.checkpoint, args.key)
         if found.config is not None:
-            from mmvttt.openmmlab.models.diffusion_model import refuse_diffusion
+            from mmvttt.openmmlab.models import diffusion_model as diffusion
 
-            refuse_diffusion(found.config)
+            if isinstance(found.model, diffusion.DiffusionModel):
+                raise UsageError(diffusion.TAKES_NO_PHOTOGRAPHS)
         look = Look(
             found.model,
             args.images,

@@ -18,7 +18,7 @@ from mmvttt.errors import UsageError
 from mmvttt.named_model import NamedModel
 
 from ..analysis.models import samples_of, toolbox_of
-from ..models.diffusion_model import refuse_diffusion
+from ..models.diffusion_model import TAKES_NO_PHOTOGRAPHS, DiffusionModel
 from .predictions import Detections, LabelMap, as_outputs
 
 # Bounds of detections: pixels, score, share without a counterpart, as one more box may pass a
@@ -68,6 +68,8 @@ def exportable(model: Any) -> nn.Module:
     A classifier and a segmentor up to their logits, a detector's backbone and neck; a backbone and
     a model of timm as they are. A UsageError says that logits depend on more than features.
     """
+    if isinstance(model, DiffusionModel):
+        raise UsageError(TAKES_NO_PHOTOGRAPHS)
     if not hasattr(model, 'extract_feat'):
         part = model
     elif hasattr(model, 'decode_head'):
@@ -112,7 +114,6 @@ def export_model(
             '--predictions are written as ONNX or for OpenVINO: give an --out that ends in .onnx '
             'or .xml'
         )
-    refuse_diffusion(model.config)
     network = predictor(model.model) if predictions else exportable(model.model)
     comparison = _compare_predictions if predictions else None
     yield from write_model(model, network, checkpoint, out, predictions=comparison, **options)

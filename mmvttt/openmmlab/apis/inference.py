@@ -27,7 +27,6 @@ from mmvttt.named_model import image_channels
 from mmvttt.pictures import open_picture
 
 from ..engine.amp import half_type
-from ..models.diffusion_model import refuse_diffusion
 from ..registry import type_name
 from ..reliability.data.dataset_config import DatasetConfig, datasets_of, preparation_of
 from .file_inference import FileModel, open_for
@@ -56,10 +55,12 @@ def open_model(
         UsageError: The config is of another toolbox or has no model, or the file cannot be used.
         CheckpointError: The checkpoint cannot be read, or would leave parameters at random.
     """
-    refuse_diffusion(config)
     scope = config.get('default_scope')
     if scope not in _SCOPES:
-        raise UsageError(f'default_scope is {scope!r}: images are shown by {", ".join(_SCOPES)}')
+        raise UsageError(
+            f'default_scope is {scope!r}: photographs need a model of {", ".join(_SCOPES)}; '
+            'tools/generate.py draws images with a diffusion model'
+        )
     tests = [d for d in datasets_of(config) if d.split == 'test' and not d.metric]
     if not tests:
         raise UsageError('the config has no test_dataloader, whose pipeline prepares photographs')

@@ -13,21 +13,15 @@ from mmvttt.arguments import check_choice, check_rate
 from mmvttt.errors import DataError, UsageError
 from mmvttt.models.generation.sampling import image_generator, sample, sampling_scheduler
 
-from ..registry import MODELS, type_name
+from ..registry import MODELS
 
 _LABELS = 'class_labels'
+# What the tools that need photographs say of a `DiffusionModel`.
+TAKES_NO_PHOTOGRAPHS = (
+    'a diffusion model takes no photographs: tools/generate.py draws images with it'
+)
 # Options of a validation's samples.
 _SAMPLES: dict[str, Any] = dict(steps=50, guidance=1.0, guided='all', scheduler=None, seed=0)
-
-
-def refuse_diffusion(config: Mapping[str, Any] | None) -> None:
-    """Raises a UsageError if a config's model is a `DiffusionModel`."""
-    model = config.get('model', {}) if config else {}
-    if type_name(model.get('type')).endswith('DiffusionModel'):
-        raise UsageError(
-            'the config has a diffusion model, which takes no photographs: tools/generate.py draws '
-            'images with it'
-        )
 
 
 @MODELS.register_module()
