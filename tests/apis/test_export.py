@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from mmengine.config import Config
 
 from mmvttt.by_name import find_model, load_model
 from mmvttt.deploy.export import _resized, export_module
@@ -19,15 +18,13 @@ from mmvttt.models.layers import neighborhood
 from mmvttt.named_model import NamedModel
 from mmvttt.openmmlab.apis.export import export_model, exportable
 
-from ..configs.reduced import reduce_model
+from ..configs.reduced import reduced
 from ..models.building import shaken
-
-CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 
 
 def small(name: str, tmp_path: Path) -> str:
     """The path of a config of ours with a tiny model."""
-    cfg = reduce_model(Config.fromfile(CONFIGS / f'{name}.py'))
+    cfg = reduced(name)
     backbone = cfg.model.backbone
     if cfg.default_scope == 'mmpretrain':
         # The shallowest: tracing takes most of the time.
