@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from mmvttt.cli import add_cfg_options
 from mmvttt.errors import UsageError
@@ -54,17 +53,6 @@ def test_resume_in_an_empty_folder_begins_from_load_from(run: Callable) -> None:
     # With a rate of 0 everything but the statistics of BatchNorm stays.
     for name, weight in runner.model.named_parameters():
         assert torch.equal(weight, before[name]), name
-
-
-def test_inner_loop_hook_and_a_diffusion_model() -> None:
-    from types import SimpleNamespace
-
-    from mmvttt.openmmlab.analysis.inner_loop_hook import InnerLoopHook
-
-    model = nn.Module()
-    model.transformer = nn.Linear(1, 1)
-    with pytest.raises(UsageError):
-        InnerLoopHook().before_train(SimpleNamespace(model=model))
 
 
 def test_frozen_blocks_that_begin_at_random_are_said(caplog: Any) -> None:

@@ -36,6 +36,7 @@ COMMAND = re.compile(
 )
 LINK = re.compile(r'\]\(([^)#]+)\)')
 CODE = re.compile(r'```.*?```', re.DOTALL)
+FILE = re.compile(r'(?<![\w/])((?:tools|configs)/[\w/]+\.(?:py|sh|yml))')
 
 
 def test_there_is_something_to_run() -> None:
@@ -155,16 +156,8 @@ def test_all_other_examples_name_what_exists(page: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda p: p.stem)
-def test_links_lead_somewhere(page: Path) -> None:
-    targets = [link for link in LINK.findall(CODE.sub('', page.read_text())) if '://' not in link]
-    missing = [link for link in targets if not (page.parent / link).exists()]
-    assert not missing
-
-
-@pytest.mark.parametrize('page', PAGES, ids=lambda p: p.stem)
-def test_tools_and_configs_that_are_named_exist(page: Path) -> None:
-    named = set(
-        re.findall(r'(?<![\w/])((?:tools|configs)/[\w/]+\.(?:py|sh|yml))', page.read_text())
-    )
-    missing = sorted(name for name in named if not (ROOT / name).is_file())
-    assert not missing
+def test_files_that_are_linked_or_named_exist(page: Path) -> None:
+    text = page.read_text()
+    links = [link for link in LINK.findall(CODE.sub('', text)) if '://' not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    assert [name for name in FILE.findall(text) if not (ROOT / name).is_file()] == []

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from mmvttt.errors import OptionTypeError
 from mmvttt.openmmlab.engine import EMAHook
 
 DECAY, BATCH, BASE = 0.9, 4, 8
@@ -53,5 +54,5 @@ def test_an_update_stands_for_all_steps_since_the_last() -> None:
     hook.before_run(SimpleNamespace(model=nn.Linear(1, 1, bias=False)))
     trained(nn.Conv2d(3, 4, 3), hook, 0)
     assert hook.ema_model.momentum == pytest.approx(1 - DECAY ** (3 * BATCH / BASE))
-    with pytest.raises(TypeError, match=r'momentum=0\.001.* give decay=0\.999 '):
+    with pytest.raises(OptionTypeError):
         EMAHook(momentum=0.001)

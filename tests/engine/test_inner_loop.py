@@ -12,6 +12,7 @@ from mmengine.optim import OptimWrapper
 from torch import Tensor, nn
 
 from mmvttt.analysis.inner_training import LayerTraining, inspect_training
+from mmvttt.errors import UsageError
 from mmvttt.models.backbones import T5, Vittt
 from mmvttt.openmmlab.analysis.inner_loop_hook import InnerLoopHook
 
@@ -88,3 +89,10 @@ def test_a_layer_is_warned_about_once() -> None:
         hook._warn(layer, {**healthy, **values})
         texts.append(sorted(kind for _, kind in hook._warned - hook_warned))
     assert texts == [[], ['off'], [], ['far'], ['rises']]
+
+
+def test_a_diffusion_model_is_refused() -> None:
+    model = nn.Module()
+    model.transformer = nn.Linear(1, 1)
+    with pytest.raises(UsageError):
+        InnerLoopHook().before_train(SimpleNamespace(model=model))
