@@ -68,7 +68,7 @@ def test_each_device_takes_its_kernel_and_what_is_forced(kernel, monkeypatch):
     assert chosen('auto', 'triton', 'reference', tensor=ON_GPU) == [*[kernel['triton']] * 2, None]
     assert chosen('auto', 'numba', 'reference') == [*[kernel['numba']] * 2, None]
     assert chosen('auto', tensor=tensor_on('meta')) == [None]
-    with pytest.raises(RuntimeError, match=r"tensors are on 'cpu'.*TRITON_INTERPRET=1"):
+    with pytest.raises(RuntimeError, match="'cpu'"):
         chosen('triton')
     monkeypatch.setenv('TRITON_INTERPRET', '1')
     assert chosen('triton', 'auto') == [kernel['triton'], kernel['numba']]
@@ -78,9 +78,9 @@ def test_a_cpu_falls_back_without_a_word(kernel):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         assert choose('op', 'auto', ON_CPU, lambda k: 'd must be 64') is None
-    with pytest.raises(RuntimeError, match=r"backend='numba' cannot run here: d must be 64"):
+    with pytest.raises(RuntimeError, match='d must be 64'):
         choose('op', 'numba', ON_CPU, lambda k: 'd must be 64')
-    with pytest.raises(RuntimeError, match=r"backend='numba' cannot run here: .*on 'cuda'"):
+    with pytest.raises(RuntimeError, match="'cuda'"):
         choose('op', 'numba', ON_GPU)
 
 
@@ -88,22 +88,18 @@ def test_falling_back_on_a_gpu_warns_once(kernel):
     def refuse(module):
         return 'd must be 64, got 65'
 
-    with pytest.warns(
-        RuntimeWarning, match='op_once runs its slow reference.*d must be 64, got 65'
-    ):
+    with pytest.warns(RuntimeWarning, match='d must be 64, got 65'):
         assert choose('op_once', 'auto', ON_GPU, refuse) is None
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         assert choose('op_once', 'auto', ON_GPU, refuse) is None
-    with pytest.raises(
-        RuntimeError, match=r"op_once: backend='triton' cannot run here: d must be 64"
-    ):
+    with pytest.raises(RuntimeError, match='d must be 64, got 65'):
         choose('op_once', 'triton', ON_GPU, refuse)
 
 
 def test_a_kernel_that_differs_leaves_its_call_to_the_reference(kernel):
     arguments = 'a wrong op', 'auto', ON_GPU, lambda _: None, lambda _: 'result 0 differs by 1'
-    with pytest.warns(RuntimeWarning, match='slow reference on the GPU: result 0 differs by 1'):
+    with pytest.warns(RuntimeWarning, match='result 0 differs by 1'):
         assert _backend.choose(*arguments) is None
 
 
@@ -116,8 +112,7 @@ def test_triton_that_cannot_start_is_a_reason(monkeypatch):
 
     monkeypatch.delenv('TRITON_INTERPRET', raising=False)
     monkeypatch.setattr(driver, '_active', NoCompiler(), raising=False)
-    reason = _backend._no_launches.__wrapped__()
-    assert reason == 'Triton cannot start (RuntimeError: Failed to find C compiler.)'
+    assert 'Failed to find C compiler.' in _backend._no_launches.__wrapped__()
 
 
 def test_an_amd_gpu_takes_the_kernels_which_are_checked_first(kernel, monkeypatch):
@@ -161,8 +156,8 @@ def test_what_compilers_get_wrong(kernel, monkeypatch, op, capability, version, 
 def test_a_gpu_that_is_too_old(kernel, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: (7, 5))
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
-    assert 'compute capability 8.0 or more' in ttt_kernels.available()['ttt_glu']['triton']
-    with pytest.raises(RuntimeError, match=r'compute capability 8\.0 or more'):
+    assert '8.0' in ttt_kernels.available()['ttt_glu']['triton']
+    with pytest.raises(RuntimeError, match=r'8\.0'):
         choose('op', 'triton', ON_GPU)
 
 
@@ -171,31 +166,22 @@ def broken(name):
 
 
 IMPORT, FIND = (_backend.importlib, 'import_module'), (_backend.importlib.util, 'find_spec')
+OLD = {(_backend, 'triton_version'): lambda: TorchVersion('3.5.1')}
 WITHOUT = {
-    'Triton 3.5.1 is too old; the kernels need 3.6 or newer': (
-        ('ttt_linear',),
-        {(_backend, 'triton_version'): lambda: TorchVersion('3.5.1')},
-    ),
-    'its kernel cannot be imported (ImportError: no libcuda)': (
-        ('ttt_linear',),
-        {IMPORT: broken, FIND: lambda name: True},
-    ),
-    'numba is not installed; `pip install numba`': (
-        ('ttt_linear', 'numba'),
-        {FIND: lambda name: None if name == 'numba' else True},
-    ),
-    'this version has no numba kernel for ttt_mlp': (('ttt_mlp', 'numba'), {}),
+    'Triton 3.5.1': ('ttt_linear', 'triton', OLD),
+    'no libcuda': ('ttt_linear', 'triton', {IMPORT: broken, FIND: lambda name: True}),
+    'pip install numba': ('ttt_linear', 'numba', {FIND: lambda name: name != 'numba' or None}),
+    'no numba kernel for ttt_mlp': ('ttt_mlp', 'numba', {}),
 }
 
 
 @pytest.mark.parametrize('reason', WITHOUT)
 def test_a_kernel_that_is_not_there_is_a_reason(reason, monkeypatch):
-    arguments, changes = WITHOUT[reason]
+    op, backend, changes = WITHOUT[reason]
     with monkeypatch.context() as patch:
         for (owner, name), change in changes.items():
             patch.setattr(owner, name, change)
-        actual = _backend.load_kernel.__wrapped__(*arguments)
-    assert actual.startswith(reason)
+        assert reason in _backend.load_kernel.__wrapped__(op, backend)
 
 
 def test_module_prints_versions_and_reasons(capsys):
@@ -216,7 +202,7 @@ def test_the_environment_chooses_where_the_call_does_not(monkeypatch: pytest.Mon
     monkeypatch.delenv('TTT_KERNELS_BACKEND', raising=False)
     assert _backend.resolve('ttt_linear', None) == 'auto'
     monkeypatch.setenv('TTT_KERNELS_BACKEND', 'cuda')
-    with pytest.raises(ValueError, match=r"TTT_KERNELS_BACKEND.*'cuda'"):
+    with pytest.raises(ValueError, match="'cuda'"):
         _backend.resolve('ttt_linear', None)
     monkeypatch.setenv('TTT_KERNELS_BACKEND', 'numba')
     assert _backend.resolve('ttt_linear', None) == 'numba'

@@ -455,11 +455,11 @@ def test_an_input_with_a_pending_negation(op):
 def test_a_bad_option_is_refused_after_an_equal_one():
     inputs = OPS['ttt_glu'].make(HW, dtype=FP32)
     on(OPS['ttt_glu'], None)(inputs, damping=True)
-    with pytest.raises(TypeError, match='damping must be True or False, got 1'):
+    with pytest.raises(TypeError, match='damping'):
         on(OPS['ttt_glu'], None)(inputs, damping=1)
     inputs = OPS['ttt_dwconv'].make(HW, dtype=FP32)
     on(OPS['ttt_dwconv'], None)(inputs)
-    with pytest.raises(TypeError, match=r'hw must be two ints.*\(3.0, 5\)'):
+    with pytest.raises(TypeError, match=r'hw.*\(3.0, 5\)'):
         on(OPS['ttt_dwconv'], None)(inputs, (3.0, 5))
 
 

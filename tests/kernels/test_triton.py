@@ -64,7 +64,7 @@ def test_opcheck(op):
 )
 def test_what_the_kernels_cannot_run_is_named(op, case, message):
     inputs = op.make(case.hw, dtype=FP32, **case.sizes)
-    with pytest.raises(RuntimeError, match=f"backend='triton' cannot run here: {message}"):
+    with pytest.raises(RuntimeError, match=message):
         on_triton(op)(inputs, case.hw, **case.options)
     if inputs[op.tokens[0]].numel():
         # By default another implementation runs.
@@ -113,9 +113,7 @@ def test_what_fills_up_a_chunk_is_no_nan_without_eps(size, tokens, cut):
 
 
 def test_bf16_is_left_to_a_gpu():
-    with pytest.raises(
-        RuntimeError, match=r'q is torch\.bfloat16; the kernels have torch\.float32'
-    ):
+    with pytest.raises(RuntimeError, match='bfloat16'):
         call(make(2, dim=32, dtype=torch.bfloat16), backend='triton')
 
 
@@ -341,7 +339,7 @@ def test_sizes_in_a_tensor_are_those_in_numbers(backend, dtype):
     assert torch.equal(actual[0], expected[0])
     assert all(torch.equal(actual[1][n], x) for n, x in expected[1].items())
     if backend != 'triton':  # which does not read a tensor on a GPU
-        with pytest.raises(ValueError, match='value has S = 16 pixels, but the 2 levels'):
+        with pytest.raises(ValueError, match='S = 16'):
             sampling.call(inputs, torch.ones_like(sizes), backend=backend)
 
 
