@@ -30,14 +30,9 @@ COUNTS = {
     ('DiT3', 'base', 2): (134.1527, 23.3301, 134, 23.35),
     ('DiT3', 'large', 2): (467.8042, 81.5631, None, None),
     ('DiT3', 'xlarge', 2): (689.4110, 120.4180, None, None),
-    ('DiT', 'small', 8): (33.1482, 0.3580, None, None),
-    ('DiT', 'small', 4): (32.9450, 1.4126, None, None),
     ('DiT', 'small', 2): (32.9634, 6.0557, None, None),
-    ('DiT', 'base', 2): (130.5124, 23.0051, None, None),
-    ('DiT', 'large', 2): (458.1028, 80.6976, None, None),
     ('DiT', 'xlarge', 2): (675.1296, 118.6214, None, None),
     ('DiT5', 'small', 2): (33.6638, 6.0604, None, None),
-    ('DiT5', 'base', 2): (131.9132, 23.0145, None, None),
     ('DiT5', 'xlarge', 2): (680.5486, 119.1169, None, None),
 }
 

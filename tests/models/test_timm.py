@@ -17,9 +17,8 @@ from mmvttt.errors import CheckpointMismatchError, OptionError
 from mmvttt.models.backbones import HViT3
 
 from . import published
+from .building import PLAIN, STAGES
 
-PLAIN = dict(embed_dims=64, num_layers=3, num_heads=2, feedforward_channels=96)
-STAGED = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
 MODELS = timm.list_models(module='timm')
 # One model a family, for what does not depend on the size.
 FAMILIES = [
@@ -52,7 +51,7 @@ SHIPPED = 'vittt_nano_patch4_32'
 def reduced(name: str, **kwargs) -> torch.nn.Module:
     torch.manual_seed(0)
     if name.startswith('h_'):
-        return timm.create_model(name, arch=STAGED, **kwargs)
+        return timm.create_model(name, arch=STAGES, **kwargs)
     return timm.create_model(name, arch=PLAIN, img_size=64, **kwargs)
 
 

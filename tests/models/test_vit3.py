@@ -9,14 +9,14 @@ from mmvttt.models.backbones import HViT3
 from mmvttt.models.layers.norms import build_norm
 from mmvttt.models.layers.rope import rotate, rotation_2d
 
-DIMS = (16, 32, 48, 64)
-REDUCED = dict(embed_dims=DIMS, depths=(1, 2, 1, 1), num_heads=(1, 2, 3, 4))
+from .building import STAGES
+
 GN = dict(type='GN', num_groups=8)
 
 
 def reduced(**kwargs) -> HViT3:
     torch.manual_seed(0)
-    return HViT3(**{'arch': REDUCED, **kwargs})
+    return HViT3(**{'arch': STAGES, **kwargs})
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from mmvttt.models.adapters.deformable_attention import DeformableAttention, Sam
 from mmvttt.models.backbones import ViT3
 from ttt_kernels import deform_attn
 
+from .building import shaken
+
 STRIDES = (4, 8, 16, 32)
 ARCH = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=48)
 OPTIONS = dict(norm_layer=dict(type='GN', num_groups=8), init_values=0.5, conv_inplane=8)
@@ -39,13 +41,8 @@ class Prefixed(nn.Module):
 
 def build(num_layers=4, **options):
     torch.manual_seed(0)
-    model = ViTAdapter(ViT3(ARCH | dict(num_layers=num_layers)), **OPTIONS | options)
-    # Untrained, these two are zero and hide the queries from the sampling; move them a little.
-    for module in model.modules():
-        if isinstance(module, DeformableAttention):
-            nn.init.normal_(module.sampling_offsets.weight, std=0.1)
-            nn.init.normal_(module.attention_weights.weight, std=0.1)
-    return model
+    # Untrained, sampling and its weights would not depend on the queries.
+    return shaken(ViTAdapter(ViT3(ARCH | dict(num_layers=num_layers)), **OPTIONS | options))
 
 
 def image(height=64, width=96, batch=2):
