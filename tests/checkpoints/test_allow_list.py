@@ -89,46 +89,46 @@ def test_files_of_both_versions_of_numpy_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ('attack', 'message'),
+    'attack',
     [
         # Arrays of Python objects out of any bytes: they crash, or worse, where they are touched.
-        (Reduced(np.ndarray, (1,), 'O', bytearray(b'A' * 8)), 'contents of its own making'),
-        (New(np.ndarray, (1,), 'O', bytearray(b'A' * 8)), 'contents of its own making'),
-        (array(1, (1,), np.dtype('O'), False, [print]), 'Unsupported global|array of type'),
-        (np.array([{}, None], object), "array of type 'O8'"),
-        (np.array(['text']), "array of type 'U4'"),
+        Reduced(np.ndarray, (1,), 'O', bytearray(b'A' * 8)),
+        New(np.ndarray, (1,), 'O', bytearray(b'A' * 8)),
+        array(1, (1,), np.dtype('O'), False, [print]),
+        np.array([{}, None], object),
+        np.array(['text']),
         # Types with a layout of their own.
-        (Reduced(np.dtype, [('a', 'O')]), 'array of type'),
-        (Reduced(type(DOUBLE)), 'Unsupported global'),
-        (Reduced(np.dtype, 'f8,O'), 'array of type'),
+        Reduced(np.dtype, [('a', 'O')]),
+        Reduced(type(DOUBLE)),
+        Reduced(np.dtype, 'f8,O'),
         # Contents and sizes that do not fit.
-        (array(1, (2,), DOUBLE, False, b'A' * 8), 'array of 2 numbers with other contents'),
-        (array(1, (-1, -1), DOUBLE, False, b'A' * 8), r'shape \(-1, -1\)'),
-        (array(1, (1,), DOUBLE, False, [1.0]), 'with other contents'),
-        (array(1, (1,), 'f8', False, b'A' * 8), "numbers of type 'f8'"),
-        (array((1,), DOUBLE, False, b'A' * 8), 'unknown state of an array'),
-        (array(1, (1,), DOUBLE, False, b'A' * 8, kind=dict), 'array of class|Unsupported global'),
-        (Reduced(SCALAR, DOUBLE, b'A'), 'array of 1 numbers with other contents'),
-        (Reduced(RECONSTRUCT, np.memmap, (0,), b'b'), 'memmap'),
+        array(1, (2,), DOUBLE, False, b'A' * 8),
+        array(1, (-1, -1), DOUBLE, False, b'A' * 8),
+        array(1, (1,), DOUBLE, False, [1.0]),
+        array(1, (1,), 'f8', False, b'A' * 8),
+        array((1,), DOUBLE, False, b'A' * 8),
+        array(1, (1,), DOUBLE, False, b'A' * 8, kind=dict),
+        Reduced(SCALAR, DOUBLE, b'A'),
+        Reduced(RECONSTRUCT, np.memmap, (0,), b'b'),
         # Curves.
-        (Reduced(HistoryBuffer, [1], [1]), 'log curve with contents of its own making'),
-        (New(HistoryBuffer, state={'_log_history': [1]}), 'unknown state of a log curve'),
+        Reduced(HistoryBuffer, [1], [1]),
+        New(HistoryBuffer, state={'_log_history': [1]}),
         # Attributes.
-        (Reduced(getattr, HistoryBuffer, '__init__'), "attribute '__init__'"),
-        (Reduced(getattr, np.ndarray, 'tofile'), "attribute 'tofile'"),
-        (Reduced(getattr, dict, 'get'), 'Unsupported global'),
-        (Reduced(bytes, 8), 'bytes made of something else'),
+        Reduced(getattr, HistoryBuffer, '__init__'),
+        Reduced(getattr, np.ndarray, 'tofile'),
+        Reduced(getattr, dict, 'get'),
+        Reduced(bytes, 8),
     ],
 )
-def test_what_is_refused(attack: object, message: str) -> None:
-    with pytest.raises(pickle.UnpicklingError, match=message):
+def test_what_is_refused(attack: object) -> None:
+    with pytest.raises(pickle.UnpicklingError):
         through_file(attack)
 
 
 def test_a_second_state_of_an_array_is_refused() -> None:
     """NumPy would free the numbers, which a tensor may share by now."""
     loaded = through_file(np.ones(4))
-    with pytest.raises(pickle.UnpicklingError, match='unknown state'):
+    with pytest.raises(pickle.UnpicklingError):
         loaded.__setstate__((1, (4,), DOUBLE, False, bytes(32)))
 
 
@@ -165,14 +165,12 @@ def archive(data: bytes, compression: int = zipfile.ZIP_STORED, times: int = 0) 
 
 
 @pytest.mark.parametrize(
-    ('file', 'message'),
-    [
-        (archive(bytes(10_000_000), zipfile.ZIP_DEFLATED), 'has compressed parts'),
-        (archive(bytes(100_000), times=10_000), 'parts lie on one another'),
-    ],
+    'file',
+    [archive(bytes(10_000_000), zipfile.ZIP_DEFLATED), archive(bytes(100_000), times=10_000)],
+    ids=['compressed', 'parts on one another'],
 )
-def test_what_asks_for_too_much_is_refused(file: bytes, message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
+def test_what_asks_for_too_much_is_refused(file: bytes) -> None:
+    with pytest.raises(CheckpointError):
         read_content(io.BytesIO(file))
 
 

@@ -22,7 +22,6 @@ from ..models.building import shaken
 
 WIDTH = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
 SIZES = dict(WIDTH, intermediate_size=64, image_size=48, patch_size=8)
-DINOV3 = 'vit_small_patch16_dinov3'
 DINO = dict(WIDTH, image_size=48, patch_size=8, mlp_ratio=2)
 # Options of timm's model of the same size.
 TIMM = dict(embed_dim=32, depth=2, num_heads=2)
@@ -242,8 +241,13 @@ def test_a_model_of_the_hub_is_downloaded_once(
 @pytest.mark.parametrize(
     'source',
     [
-        *(f'timm://{name}' for name in (f'{DINOV3}.lvd1689m', f'{DINOV3}.unheard', 'unheard')),
-        *('hf-hub:nobody/unheard', 'hf-hub:', './missing.pth', 'run--1/missing.pth'),
+        'timm://vit_small_patch16_dinov3.lvd1689m',
+        'timm://vit_small_patch16_dinov3.unheard',
+        'timm://unheard',
+        'hf-hub:nobody/unheard',
+        'hf-hub:',
+        './missing.pth',
+        'run--1/missing.pth',
     ],
 )
 def test_names_of_hubs_without_a_network(source: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,8 +90,10 @@ def test_options_and_start_of_mixers() -> None:
 @pytest.mark.parametrize(
     'options',
     [
-        *(dict(arch='huge'), dict(patch_size=0)),
-        *(dict(mixer='ViT3Mixr'), dict(mixer=dict(scal=0.5))),
+        dict(arch='huge'),
+        dict(patch_size=0),
+        dict(mixer='ViT3Mixr'),
+        dict(mixer=dict(scal=0.5)),
         dict(mixer=dict(type=TTTMixer, inner=SwiGLU, loss=dict(type='l2', weight=object()))),
     ],
 )

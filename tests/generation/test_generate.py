@@ -164,8 +164,10 @@ ONE = ('--classes', '1')
 @pytest.mark.parametrize(
     ('options', 'config'),
     [
-        *(((), None), (('--classes', '10'), None)),
-        *(((*ONE, '--size', '6', '8'), None), ((*ONE, '--vae', 'nowhere'), None)),
+        ((), None),
+        (('--classes', '10'), None),
+        ((*ONE, '--size', '6', '8'), None),
+        ((*ONE, '--vae', 'nowhere'), None),
         ((*ONE, '--guidance', '2'), NO_NULL),
         ((*ONE, '--scheduler', 'ddpm'), flow_model()),
         (ONE, model(transformer=dict(in_channels=4))),

@@ -159,7 +159,8 @@ def test_the_noise_of_a_sample_is_the_same_in_any_batch() -> None:
     'config',
     [
         # Schedulers of the other loss.
-        *(dict(model(), scheduler=FLOW), dict(flow_model(), scheduler=DDPM)),
+        dict(model(), scheduler=FLOW),
+        dict(flow_model(), scheduler=DDPM),
         # Channels for a variance that is not learned, and none for one that is.
         model(scheduler=dict(DDPM, variance_type='fixed_small')),
         model(transformer=dict(out_channels=1)),

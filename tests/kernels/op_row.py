@@ -49,7 +49,7 @@ class Op:
         gpu_cases: The same on a GPU.
         tolerance: Largest error over the largest value, by type, of reference and numba kernel.
         kernel_tolerance: The same of the Triton kernels, which round the operands of products.
-        refused: Calls that the Triton kernels refuse, and the message.
+        refused: Calls that the Triton kernels refuse, and what the message names.
         bad: Calls that the op refuses, besides those with wrong shapes and dtypes.
         cancelling: Inputs whose gradients are small differences.
         convolved: Inputs whose gradients the reference leaves to torch's convolutions.

@@ -57,9 +57,9 @@ TTT_LINEAR = Op(
         *(scan(t, 'bfb', dim=32, scale=False) for t in (16, 70, 196)),
     ),
     refused={
-        r'd is 136; the kernels have at most 128': scan(2, dim=136, batch=1, heads=1),
-        r'mini_batch_size is 17; the kernels have at most 16': scan(18, size=17, dim=32, heads=1),
-        r'R is 32; the kernels have at most 31': scan(2, 'f' * 32, dim=32, batch=1, heads=1),
+        'd is 136': scan(2, dim=136, batch=1, heads=1),
+        'mini_batch_size is 17': scan(18, size=17, dim=32, heads=1),
+        'R is 32': scan(2, 'f' * 32, dim=32, batch=1, heads=1),
     },
     # Roundings of the inner gradients go through a chain of mini-batches and LayerNorms.
     tolerance={FP64: 1e-12, FP32: 2e-5, FP16: 3e-3, BF16: 2.5e-2},
@@ -124,7 +124,7 @@ CAUSAL_CONV = Op(
     cases=(*MAPS, *CONVOLUTIONS),
     kernel_cases=CONVOLUTIONS,
     gpu_cases=(*CONVOLUTIONS, convolution(4200, 'fb', 2, 384, 4)),
-    refused={r'K is 9; the kernels have at most 8 taps': convolution(5, 'fb', 1, 6, 9)},
+    refused={'K is 9': convolution(5, 'fb', 1, 6, 9)},
     convolved=('weight', 'other'),
     variants=(convolution(9, 'fb', 1, 6, 4),),
     bad=(
@@ -219,8 +219,8 @@ TTT_GLU = Op(
     kernel_cases=kernel_maps(32, 64, 5, 48, damping=False),
     gpu_cases=(*GPU_MAPS, Case((9, 13), {'dim': 32}, {'damping': False})),
     refused={
-        r'd is 65; the kernels have at most 64': Case((2, 2), {'dim': 65}),
-        r'the batch is empty': Case((2, 2), {'dim': 32, 'batch': 0}),
+        'd is 65': Case((2, 2), {'dim': 65}),
+        'the batch is empty': Case((2, 2), {'dim': 32, 'batch': 0}),
     },
     suppressed=('k', 'v', 'w1', 'w2'),
     bad=(no_tokens('N must be at least 1', 'q', 'k', 'v'),),
@@ -236,7 +236,7 @@ TTT_DWCONV = Op(
         Case((3, 5), {'dim': 32, 'batch': 1}, {'scale': 0.1}),
     ),
     gpu_cases=(*GPU_MAPS, Case((9, 13), {'dim': 5}, {'damping': False})),
-    refused={r'the batch is empty': Case((2, 2), {'dim': 32, 'batch': 0})},
+    refused={'the batch is empty': Case((2, 2), {'dim': 32, 'batch': 0})},
     suppressed=('k', 'v', 'w3'),
     bad=(
         no_tokens('q', 'q', 'k', 'v'),
@@ -266,7 +266,7 @@ TTT_MLP = Op(
     make_step,
     *step_of('ttt_mlp', scale=1.0),
     **MLP,
-    refused={r'd is 72; the kernels have at most 64': Case((2, 2), {'dim': 72})},
+    refused={'d is 72': Case((2, 2), {'dim': 72})},
     bad=BAD_MLP,
 )
 TTT_MLP_SWIGLU = Op(
@@ -274,7 +274,7 @@ TTT_MLP_SWIGLU = Op(
     partial(make_step, weights=3),
     *step_of('ttt_mlp', scale=1.0),
     **MLP,
-    refused={r'd is 128; the kernels have at most 64': Case((2, 2), {'dim': 128})},
+    refused={'d is 128': Case((2, 2), {'dim': 128})},
     bad=BAD_MLP,
 )
 
@@ -334,8 +334,8 @@ DEFORM_ATTN = Op(
         pyramid(((9, 9),), queries=63, dim=128),
     ),
     refused={
-        r'd is 130; the kernels have at most 128': pyramid(((2, 2),), queries=3, dim=130),
-        r'there are no queries': pyramid(((2, 2),), queries=0),
+        'd is 130': pyramid(((2, 2),), queries=3, dim=130),
+        'there are no queries': pyramid(((2, 2),), queries=0),
     },
     images=('value', 'sampling_locations', 'attention_weights'),
     bad=(
