@@ -13,7 +13,7 @@ from mmvttt.analysis.attention import (
     key_shift,
     softmax_weights,
 )
-from mmvttt.analysis.mixers import Mixing, record_mixers
+from mmvttt.analysis.mixers import record_mixers
 from mmvttt.models.adapters import ViTAdapter
 from mmvttt.models.backbones import TimmViT, ViT3, Vittt
 from mmvttt.models.layers import TTTMixer
@@ -45,14 +45,6 @@ def jacobians(module: TTTMixer, x: Tensor, hw: tuple[int, int]) -> Tensor:
     return torch.einsum('nihanjhc->nhijac', full)
 
 
-def mixing_of(module: nn.Module, x: Tensor, hw: tuple[int, int]) -> Mixing:
-    """A mixer recorded on its own."""
-    alone = nn.Module()
-    alone.mixer, alone.forward = module, lambda x: module(x, hw)
-    (actual,) = record_mixers(alone, x)
-    return actual
-
-
 @pytest.mark.parametrize(
     ('kind', 'options'),
     [
@@ -72,7 +64,9 @@ def test_it_is_the_norm_of_the_jacobian(kind: str, options: dict) -> None:
     module = mixer(kind, **options)
     x = torch.randn(2, 6, 8, dtype=torch.float64)
     norm = jacobians(module, x, HW).flatten(-2).norm(dim=-1) / 2
-    actual = implicit_attention(mixing_of(module, x, HW), [4, 1])
+    alone = nn.Module()
+    alone.mixer, alone.forward = module, lambda x: module(x, HW)
+    actual = implicit_attention(*record_mixers(alone, x), [4, 1])
     torch.testing.assert_close(actual, norm[0, :, [4, 1]])
 
 

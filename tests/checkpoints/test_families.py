@@ -1,9 +1,7 @@
 """transformers' own modules with random weights compute what timm's do with their files."""
 
 from fnmatch import fnmatch
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,13 +26,8 @@ TIMM = dict(embed_dim=32, depth=2, num_heads=2)
 SMALL = dict(TIMM, mlp_ratio=2)
 
 
-@cache
-def transformers() -> Any:
-    return pytest.importorskip('transformers', reason='compares with transformers')
-
-
-def both(kind: str, config: str, options: dict) -> nn.Module:
-    module = transformers()
+def built(kind: str, config: str, options: dict) -> nn.Module:
+    module = pytest.importorskip('transformers', reason='compares with transformers')
     return shaken(getattr(module, kind)(getattr(module, config)(**options)), scale=0.3)
 
 
@@ -142,7 +135,7 @@ def tokens(source: nn.Module, part: str, image: Tensor) -> Tensor:
 @pytest.mark.parametrize('name', CASES)
 def test_outputs_are_transformers_own(name: str, form: str, tmp_path: Path) -> None:
     kind, config, options, timm_name, timm_options, part = CASES[name]
-    source = both(kind, config, options)
+    source = built(kind, config, options)
     # Names of heads and of the other half, too.
     assert 'patch_embed.proj.weight' in timm_names(source.state_dict())
     if form == 'state_dict':
@@ -194,7 +187,7 @@ def test_what_a_model_lacks_is_said(tmp_path: Path) -> None:
 )
 def test_t5_inherits_a_classifier_of_transformers(name: str, head: str, tmp_path: Path) -> None:
     *case, part = CASES[name]
-    source = both(*case[:3])
+    source = built(*case[:3])
     source.save_pretrained(tmp_path)
     arch = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
     model, layer = T5(arch, img_size=48, patch_size=8), nn.ModuleDict(dict(fc=nn.Linear(32, 2)))
