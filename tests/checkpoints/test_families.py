@@ -186,8 +186,8 @@ def test_what_a_model_lacks_is_said(tmp_path: Path) -> None:
     ('name', 'head'), [('ViT classifier', 'classifier'), ('DeiT classifier', 'cls_classifier')]
 )
 def test_t5_inherits_a_classifier_of_transformers(name: str, head: str, tmp_path: Path) -> None:
-    *case, part = CASES[name]
-    source = built(*case[:3])
+    kind, config, options, *_, part = CASES[name]
+    source = built(kind, config, options)
     source.save_pretrained(tmp_path)
     arch = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
     model, layer = T5(arch, img_size=48, patch_size=8), nn.ModuleDict(dict(fc=nn.Linear(32, 2)))

@@ -167,10 +167,11 @@ def broken(name):
 
 IMPORT, FIND = (_backend.importlib, 'import_module'), (_backend.importlib.util, 'find_spec')
 OLD = {(_backend, 'triton_version'): lambda: TorchVersion('3.5.1')}
+NO_NUMBA = {FIND: lambda name: None if name == 'numba' else True}
 WITHOUT = {
     'Triton 3.5.1': ('ttt_linear', 'triton', OLD),
     'no libcuda': ('ttt_linear', 'triton', {IMPORT: broken, FIND: lambda name: True}),
-    'pip install numba': ('ttt_linear', 'numba', {FIND: lambda name: name != 'numba' or None}),
+    'pip install numba': ('ttt_linear', 'numba', NO_NUMBA),
     'no numba kernel for ttt_mlp': ('ttt_mlp', 'numba', {}),
 }
 
