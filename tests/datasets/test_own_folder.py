@@ -229,10 +229,10 @@ def test_yolo_names_the_file_that_is_wrong(tmp_path: Path) -> None:
 
 
 def test_a_missing_picture_and_an_unknown_folder_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match='there is no folder'):
         read_folder(tmp_path / 'nowhere')
     picture(tmp_path / 'a.jpg')
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match='pictures: 1'):
         read_folder(tmp_path)
     text(tmp_path / 'annotations.json', coco(['a.jpg', 'b.jpg']))
     with pytest.raises(DataError, match=r"'b\.jpg'"):

@@ -58,8 +58,8 @@ def test_another_training_is_refused(trained: Callable) -> None:
     content = torch.load('a/epoch_1.pth', weights_only=False)
     del content['param_schedulers']
     torch.save(content, 'a/without.pth')
-    for file in ('a/best_mse_epoch_1.pth', 'a/without.pth'):
-        with pytest.raises(ResumeError):
+    for file, lacking in (('a/best_mse_epoch_1.pth', 'optimizer'), ('a/without.pth', 'schedules')):
+        with pytest.raises(ResumeError, match=f'has (no|0) {lacking}'):
             trained(file)
     for options in OTHERS:
         with pytest.raises(ResumeError):
