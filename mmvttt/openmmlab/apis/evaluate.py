@@ -87,7 +87,7 @@ def evaluate(
     make = partial(prepare, part='backbone', dtype=dtype, cuda_graph=cuda_graph)
     if file is not None:
         sets = [d.config for d in datasets_of(cfg) if d.split == 'test' and not d.metric]
-        exported = open_for(cfg.default_scope, file, [data['pipeline'] for data in sets], amp)
+        exported = open_for(file, [data['pipeline'] for data in sets], amp)
         make = partial(FileModel, file=exported)
     check_data(cfg, ('test',))
     runner, content = build_runner(cfg), read_content(source)

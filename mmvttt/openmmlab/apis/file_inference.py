@@ -18,7 +18,7 @@ from mmvttt.checkpoints.preparation import OPTIONS, differences, of_preprocessor
 from mmvttt.deploy.runtime import ExportedFile, open_exported
 from mmvttt.errors import UsageError
 
-from ..registry import TRANSFORMS, type_name
+from ..registry import TRANSFORMS, resolve_type, type_name
 
 
 class FileModel(BaseModel):
@@ -73,20 +73,17 @@ class FileModel(BaseModel):
 
 
 def open_for(
-    scope: str, path: str | os.PathLike[str], pipelines: Iterable[list], amp: bool = False
+    path: str | os.PathLike[str], pipelines: Iterable[list], amp: bool = False
 ) -> ExportedFile:
-    """Opens a file that predicts for a model, and fits the test pipelines of a scope to its size.
+    """Opens a file that predicts for a model, and fits its test pipelines to the file's size.
 
     Each `Resize` becomes `ResizeInto`. With `amp` OpenVINO computes in bf16.
     """
     file = open_exported(path, 'bfloat16' if amp else 'float32')
     for pipeline in pipelines if file.size is not None else ():
         for i, step in enumerate(pipeline):
-            name = type_name(step['type'])
-            if name.rpartition('.')[2] == 'Resize':
-                scoped = name if '.' in name else f'{scope}.{name}'
-                resize = dict(step, type=scoped)
-                pipeline[i] = dict(type='mmvttt.ResizeInto', resize=resize, size=file.size)
+            if type_name(step['type']).rpartition('.')[2] == 'Resize':
+                pipeline[i] = dict(type='mmvttt.ResizeInto', resize=step, size=file.size)
     return file
 
 
@@ -112,7 +109,9 @@ class ResizeInto:
     """A pipeline's `Resize` to the largest size of the image's ratio inside (height, width)."""
 
     def __init__(self, resize: dict[str, Any], size: Sequence[int]) -> None:
-        self.resize, self.size = resize, size
+        # Found in the scope of the pipeline, which may not be that of a call.
+        kind = resolve_type(resize['type'], TRANSFORMS, None)
+        self.resize, self.size = dict(resize, type=kind), size
 
     def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
         sides = results['img'].shape[:2]

@@ -71,7 +71,7 @@ def open_model(
         model_config.setdefault('data_preprocessor', preprocessor)
     dataset = {**_dataset_meta(tests[0].config), **saved_dataset(opened.content)}
     pipeline = copy.deepcopy(list(tests[0].config.get('pipeline') or ()))
-    exported = None if file is None else open_for(scope, file, [pipeline], amp)
+    exported = None if file is None else open_for(file, [pipeline], amp)
     with _BUILDING:
         init_default_scope(scope)
         model = MODELS.build(model_config)
