@@ -103,12 +103,17 @@ def test_a_wrong_name_is_an_error(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    'option', ['train_pipeline.2.scale', 'norm_cfg.type', 'optim_wraper.optimizer.lr']
+    ('option', 'word'),
+    [
+        ('train_pipeline.2.scale', 'copies'),
+        ('norm_cfg.type', "nothing reads 'norm_cfg'"),
+        ('optim_wraper.optimizer.lr', "did you mean 'optim_wrapper'"),
+    ],
 )
-def test_an_option_that_nothing_reads_is_an_error(option: str) -> None:
+def test_an_option_that_nothing_reads_is_an_error(option: str, word: str) -> None:
     """mmengine ignores each: a training at other sizes, of other data, or at another rate."""
     pytest.importorskip('mmdet')
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=word):
         load_config('maskrcnn_vittt_t_1x', cfg_options={option: (640, 480)})
 
 
