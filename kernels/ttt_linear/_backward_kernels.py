@@ -17,7 +17,6 @@ from ._tiles import (
     ROW_DLAST,
     ROW_MEAN_PX,
     ROW_RSTD,
-    ROWS,
     TILE_D,
     TILE_DP,
     TILE_DZ,
@@ -25,7 +24,6 @@ from ._tiles import (
     TILE_SLOPE,
     TILE_U,
     TILE_X,
-    TILES,
     VARYING,
     add_outer,
     apply_state,
@@ -40,13 +38,14 @@ from ._tiles import (
     load_state,
     load_state_before,
     load_tile,
+    parts_of,
     repeat_blocks,
     row_pointers,
     saturating_cast,
     scan_of,
     scores,
+    scratch_of,
     scratch_rows,
-    scratch_start,
     scratch_tile,
     split_features,
     split_inputs,
@@ -62,15 +61,6 @@ from ._tiles import (
     token_scales,
     transpose,
 )
-
-
-@triton.jit
-def fold_token_pairs(x, D: tl.constexpr):
-    """Sums of a `(D/16, 16, 16)` over the two tokens that a thread holds: `(D/16, 8, 16)`.
-
-    A running sum over tokens then costs half the registers and no exchange.
-    """
-    return tl.sum(tl.reshape(x, (D // CHUNK, 2, CHUNK // 2, CHUNK)), axis=1)
 
 
 @triton.jit
@@ -100,11 +90,9 @@ def backward_query(
     parameters,  # w0 (R, H, D, D); b0, ln_weight, ln_bias (R, H, D); token_scale (R, b)
     kept,  # Z (B, T, R, H, D); W (B, R, H, segments, D, D) and c (B, R, H, segments, D)
     scratch,  # writes tiles D, U, X, G, ∂P/∂γ and rows 1/σ, mean(P⊙X), deta (`scratch_tile`)
-    after,  # (B, R, H, segments, D, D): writes W as G gives it, for `backward_key` to step back
+    parts,  # writes W as G gives it, dln_weight, dln_bias and dtoken_scale (`parts_of`)
     do,  # (B, T, R, H, D)
     dq,  # (B, T, R, H, D)
-    dnorm,  # dln_weight and dln_bias (B·R·H, segments, D)
-    dtoken_scale,  # (B·R·H, segments, 16)
     T,
     R,
     H,
@@ -121,7 +109,6 @@ def backward_query(
     q, k, v, eta = tokens
     w0, b0, ln_weight, ln_bias, token_scale = parameters
     z_kept, w_kept, c_kept = kept
-    tiles, rows = scratch
     chunks = tl.cdiv(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
@@ -134,8 +121,7 @@ def backward_query(
     dense, dense_step = dense_scan_of(0, D, scan, T, R, H, reverse_mask)
     z_kept += dense
     do += dense
-    tiles += scratch_start(scan, chunks, TILES * D)
-    rows += scratch_start(scan, chunks, ROWS)
+    tiles, rows = scratch_of(scratch, scan, chunks, D)
     head = scan % (R * H)
     tau, tau_last = token_scales(token_scale, head // H, SIZE, HAS_SCALE, ACC)
     gamma = load_features(ln_weight + head * D, D)
@@ -194,7 +180,8 @@ def backward_query(
         square, sum_u, sum_uz = sum_features3(zq * zq, u, u * zq)
         rstd_q = tl.rsqrt(square / WIDTH + eps)
         xq, sum_ux = zq * column(rstd_q), sum_uz * rstd_q
-        dgamma += fold_token_pairs(grad * xq, D)
+        # Over the two tokens that a thread holds: half the registers for dγ, and no exchange.
+        dgamma += tl.sum(tl.reshape(grad * xq, (D // CHUNK, 2, CHUNK // 2, CHUNK)), axis=1)
         u = subtract_mean(u, column(sum_u / WIDTH), D, WIDTH)
         d = ((u - xq * column(sum_ux / WIDTH)) * column(rstd_q)).to(k_tile.dtype)
         d_tile = concat_features(d, D)
@@ -214,11 +201,14 @@ def backward_query(
         dq_tile = add_dot(dq_tile, es, split_features(k_tile, D), PRECISION)
         store_tile(dq + dense, dense_step, n, T, concat_features(dq_tile + grad, D), D, SIZE)
     slot = tl.cast(tl.program_id(0), tl.int64)
-    tl.store(after + slot * D * D + state_offsets(D), s)
-    tl.store(dnorm[0] + slot * D + feature_offsets(D), tl.sum(dgamma, axis=1))
-    tl.store(dnorm[1] + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
-    places = dtoken_scale + slot * CHUNK + tl.arange(0, CHUNK)[None, :] + block * 0
-    tl.store(places, dtau, mask=block == 0)
+    slots = tl.cast(tl.num_programs(0), tl.int64)
+    dnorm, dtoken_scale, states, _ = parts_of(parts, slots, D)
+    tl.store(states + slot * 2 * D * D + state_offsets(D), s)
+    dnorm += slot * D
+    tl.store(dnorm + feature_offsets(D), tl.sum(dgamma, axis=1))
+    tl.store(dnorm + slots * 2 * D + tl.arange(0, D), tl.sum(dlam, axis=0))
+    place = tl.arange(0, CHUNK)[None, :] + block * 0
+    tl.store(dtoken_scale + slot * SIZE + place, dtau, mask=(block == 0) & (place < SIZE))
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -228,8 +218,7 @@ def backward_chain(
     ln_weight,  # (R, H, D)
     token_scale,  # (R, b)
     scratch,  # reads tiles D, U, X, G, rows 1/σ, mean(P⊙X); writes tiles dP, dZ, row dlast
-    dkept,  # gradient of the state after each segment, as W and c are kept
-    dstart,  # gradients of w0 (B·R·H, D, D) and b0 (B·R·H, D)
+    parts,  # writes the gradient of W after each segment, dw0 and db0
     T,
     R,
     H,
@@ -244,10 +233,7 @@ def backward_chain(
     """One program runs one scan backward with the gradient of its state: dP and dZ."""
     scan = tl.program_id(0)
     q, k, eta = tokens
-    tiles, rows = scratch
-    dw_kept, dc_kept = dkept
-    dw0, db0 = dstart
-    ACC: tl.constexpr = dw0.dtype.element_ty
+    ACC: tl.constexpr = parts.dtype.element_ty
     q, q_step = scan_of(q, strides[0], scan, T, R, H, reverse_mask)
     k, k_step = scan_of(k, strides[1], scan, T, R, H, reverse_mask)
     eta, eta_step = dense_scan_of(eta, 1, scan, T, R, H, reverse_mask)
@@ -257,10 +243,10 @@ def backward_chain(
     ds = tl.zeros((D // CHUNK, CHUNK, D), ACC)
     dc = tl.zeros((D // CHUNK, CHUNK, CHUNK), ACC)
     chunks = tl.cdiv(T, SIZE)
-    tiles += scratch_start(scan, chunks, TILES * D)
-    rows += scratch_start(scan, chunks, ROWS)
     segments = tl.cdiv(chunks, segment)
-    slot = tl.cast(scan, tl.int64) * segments
+    _, _, states, _ = parts_of(parts, tl.num_programs(0) * segments, D)
+    states += tl.cast(scan, tl.int64) * segments * 2 * D * D
+    tiles, rows = scratch_of(scratch, scan, chunks, D)
     # The tokens of the next chunk are on their way while this one is computed.
     k_next = load_tile(k, k_step, chunks - 1, T, D, SIZE)
     q_next = load_tile(q, q_step, chunks - 1, T, D, SIZE)
@@ -275,7 +261,7 @@ def backward_chain(
         part = segments - 1 - j
         first = part * segment
         last = tl.minimum(first + segment, chunks) - 1
-        store_state(dw_kept + (slot + part) * D * D, dc_kept + (slot + part) * D, ds, dc, D)
+        tl.store(states + (part * 2 + 1) * D * D + state_offsets(D), ds)
         for n in tl.range(last, first - 1, -1, num_stages=1):
             before = tl.maximum(n - 1, 0)
             k_tile, q_tile, g_tile, d_tile, x_tile = k_next, q_next, g_next, d_next, x_next
@@ -317,8 +303,9 @@ def backward_chain(
             ds, dc = add_outer(ds, dc, dz, k_tile, D, PRECISION)
             tl.store(scratch_tile(tiles, n, TILE_DZ, D), to_scratch(dz, D))
             tl.store(scratch_tile(tiles, n, TILE_DP, D), to_scratch(dp.to(k_tile.dtype), D))
-    slot = tl.cast(scan, tl.int64)
-    store_state(dw0 + slot * D * D, db0 + slot * D, ds, dc, D)
+    _, _, _, dw0 = parts_of(parts, tl.num_programs(0) * segments, D)
+    dw0 += tl.cast(scan, tl.int64) * (D + 1) * D
+    store_state(dw0, dw0 + D * D, ds, dc, D)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -327,12 +314,9 @@ def backward_key(
     strides,  # of q, k
     ln_weight,  # (R, H, D)
     token_scale,  # (R, b)
-    after,  # (B, R, H, segments, D, D): W after each segment
-    dkept,  # gradients of W and c there
     scratch,  # reads tiles D, G, ∂P/∂γ, dP, dZ and rows deta, dlast
+    parts,  # reads W and its gradient after each segment; writes dln_weight, dln_bias, τ_b's part
     dtokens,  # dk, dv (B, T, R, H, D) and deta (B, T, R, H)
-    dnorm,  # dln_weight and dln_bias (B·R·H, segments, D)
-    dtoken_scale,  # of `backward_query`; adds the part that τ_b has in the states
     T,
     R,
     H,
@@ -346,29 +330,29 @@ def backward_key(
 ):
     """One program runs one segment backward with the state and its gradient: dK, dV, the rest."""
     q, k, eta = tokens
-    dw_kept, dc_kept = dkept
-    tiles, rows = scratch
     dk, dv, deta = dtokens
     chunks = tl.cdiv(T, SIZE)
     segments = tl.cdiv(chunks, segment)
     scan = tl.program_id(0) // segments
     part = tl.program_id(0) % segments
-    ACC: tl.constexpr = dw_kept.dtype.element_ty
+    ACC: tl.constexpr = parts.dtype.element_ty
     q, q_step = scan_of(q, strides[0], scan, T, R, H, reverse_mask)
     k, k_step = scan_of(k, strides[1], scan, T, R, H, reverse_mask)
     eta, eta_step = dense_scan_of(eta, 1, scan, T, R, H, reverse_mask)
     dense, dense_step = dense_scan_of(0, D, scan, T, R, H, reverse_mask)
     deta, _ = dense_scan_of(deta, 1, scan, T, R, H, reverse_mask)
-    tiles += scratch_start(scan, chunks, TILES * D)
-    rows += scratch_start(scan, chunks, ROWS)
+    tiles, rows = scratch_of(scratch, scan, chunks, D)
     head = scan % (R * H)
     tau, tau_last = token_scales(token_scale, head // H, SIZE, HAS_SCALE, ACC)
     # Nothing is summed over features here: tensors that are not multiplied keep the layout of
     # loads.
     gamma = tl.load(ln_weight + head * D + tl.arange(0, D))[None, :]
     slot = tl.cast(tl.program_id(0), tl.int64)
-    s = tl.load(after + slot * D * D + state_offsets(D))
-    ds, _ = load_state(dw_kept + slot * D * D, dc_kept + slot * D, D, WIDTH)
+    slots = tl.cast(tl.num_programs(0), tl.int64)
+    dnorm, dtoken_scale, states, _ = parts_of(parts, slots, D)
+    s = tl.load(states + slot * 2 * D * D + state_offsets(D))
+    # Its bias is not needed.
+    ds, _ = load_state(states + (slot * 2 + 1) * D * D, states, D, WIDTH)
     causal = tl.arange(0, CHUNK)[None, :, None] <= tl.arange(0, CHUNK)[None, None, :]
     dgamma = tl.zeros((CHUNK, D), ACC)
     dlam = tl.zeros((CHUNK, D), ACC)
@@ -425,7 +409,51 @@ def backward_key(
         de += tau_last * de_last
         inside = token_mask(n, T, SIZE)
         tl.store(row_pointers(deta, eta_step, n, SIZE), de, mask=inside)
-    tl.store(dnorm[0] + slot * D + tl.arange(0, D), tl.sum(dgamma, axis=0))
-    tl.store(dnorm[1] + slot * D + tl.arange(0, D), tl.sum(dlam, axis=0))
-    dtoken_scale += slot * CHUNK + SIZE - 1
+    dtoken_scale += slot * SIZE + SIZE - 1
+    tl.store(dnorm + (slots + slot) * D + tl.arange(0, D), tl.sum(dgamma, axis=0))
+    tl.store(dnorm + (3 * slots + slot) * D + tl.arange(0, D), tl.sum(dlam, axis=0))
     tl.store(dtoken_scale, tl.load(dtoken_scale) + tl.sum(dlast, axis=0))
+
+
+@triton.jit
+def add_rows(x, groups, step, splits, out, D: tl.constexpr, WIDTH: tl.constexpr):
+    """Adds up rows of WIDTH ≤ D numbers: groups of `splits` rows, `step` numbers apart."""
+    columns = tl.arange(0, D)
+    total = tl.zeros((D,), x.dtype.element_ty)
+    for first in tl.range(0, groups * splits, CHUNK):
+        rows = first + tl.arange(0, CHUNK)
+        inside = (rows < groups * splits)[:, None] & (columns < WIDTH)[None, :]
+        rows = tl.cast(rows // splits, tl.int64) * step + rows % splits * WIDTH
+        row = x + rows[:, None] + columns[None, :]
+        total += tl.sum(tl.load(row, mask=inside, other=0.0), axis=0)
+    tl.store(out + columns, total, mask=columns < WIDTH)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def backward_sums(
+    parts,  # of the other kernels
+    totals,  # dw0 (R, H, D, D); db0, dln_weight, dln_bias (R, H, D); dtoken_scale (R, b)
+    B,
+    R,
+    H,
+    segments,
+    D: tl.constexpr,
+    SIZE: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+):
+    """One program adds up a row of a gradient, in the order of images, heads and segments."""
+    model, row = tl.cast(tl.program_id(0), tl.int64), tl.program_id(1)
+    models, step = R * H, R * H * segments
+    dnorm, dtoken_scale, _, dw0 = parts_of(parts, B * step, D)
+    if row <= D:
+        dw0 += (model * (D + 1) + row) * D
+        out = totals[0] + (model * D + row) * D if row < D else totals[1] + model * D
+        add_rows(dw0, B, models * (D + 1) * D, 1, out, D, D)
+    elif row <= D + 2:
+        dnorm += (tl.cast(row - D - 1, tl.int64) * 2 * B * models + model) * segments * D
+        out = totals[2] + model * D if row == D + 1 else totals[3] + model * D
+        add_rows(dnorm, 2 * B, step * D, segments, out, D, D)
+    elif HAS_SCALE and model % H == 0:
+        dtoken_scale += model * segments * SIZE
+        out = totals[4] + model // H * SIZE
+        add_rows(dtoken_scale, B, step * SIZE, H * segments, out, D, SIZE)

@@ -33,7 +33,7 @@ ROW_RSTD, ROW_MEAN_PX = tl.constexpr(0), tl.constexpr(1)
 ROW_DETA, ROW_DLAST = tl.constexpr(2), tl.constexpr(3)
 # Integers that vary from call to call: no recompilation for values of 1 or multiples of 16. (Floats
 # are never specialised.) Names that a kernel lacks are ignored.
-VARYING = ('T', 'R', 'H', 'reverse_mask', 'segment')
+VARYING = ('B', 'T', 'R', 'H', 'reverse_mask', 'segment', 'segments')
 # Triton's interpreter reduces several tensors at once one number at a time, in Python.
 INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET', '0') == '1')
 
@@ -115,12 +115,27 @@ def load_rows(base, step, n, T, SIZE: tl.constexpr):
 
 
 @triton.jit
-def scratch_start(scan, chunks, WIDTH: tl.constexpr):
-    """Elements before a scan in a scratch buffer `(scans, chunks, 16·WIDTH)` between two kernels.
+def scratch_of(scratch, scan, chunks, D: tl.constexpr):
+    """A scan's part of the buffers `(scans, chunks, TILES, 16·D)` and `(scans, chunks, ROWS, 16)`.
 
     In the order of the scan and in whole chunks: no stride is a variable, and nothing is masked.
     """
-    return tl.cast(scan, tl.int64) * chunks * (CHUNK * WIDTH)
+    start = tl.cast(scan, tl.int64) * chunks * CHUNK
+    return scratch[0] + start * (TILES * D), scratch[1] + start * ROWS
+
+
+@triton.jit
+def parts_of(parts, segments, D: tl.constexpr):
+    """Parts of dln_weight and of dtoken_scale, states, and parts of dw0, in one buffer.
+
+    For all segments `(2, 2, segments, D)`, first dln_weight and then dln_bias, from the queries and
+    from the keys, `(segments, b)`, and W after each with its gradient `(segments, 2, D, D)`. For
+    all scans `(scans, D + 1, D)`, with a last row for db0.
+    """
+    segments = tl.cast(segments, tl.int64)
+    dtoken_scale = parts + segments * (4 * D)
+    states = dtoken_scale + segments * CHUNK
+    return parts, dtoken_scale, states, states + segments * (2 * D * D)
 
 
 @triton.jit

@@ -1,8 +1,6 @@
 """TTT-linear on a GPU (Vision-TTT, App. A): launches the op's Triton kernels."""
 
 import functools
-import os
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,19 +14,9 @@ from .definition import Inputs, parts
 # Channels of a head for which the kernels are written; other sizes are padded.
 DIMS = (32, 64, 128)
 CHUNK = _tiles.CHUNK.value
-INTERPRETED = os.environ.get('TRITON_INTERPRET', '0') == '1'
 # fp64 is for the interpreter only, where bf16 arithmetic is wrong.
-DTYPES = (torch.float32, torch.float16) + ((torch.float64,) if INTERPRETED else (torch.bfloat16,))
-
-
-def registers(dtype: torch.dtype, dim: int, shared: bool) -> int:
-    """Registers of a thread: all 255, or as many as let three programs share a multiprocessor.
-
-    In single precision a product is three, whose parts need all; two programs of eight warps never
-    fit. Always set, because by default ptxas gives the fp32 backward kernels 32 registers and
-    spills the rest.
-    """
-    return 168 if shared and dtype != torch.float32 and dim < DIMS[-1] else 255
+OTHER = torch.float64 if _tiles.INTERPRETED.value else torch.bfloat16
+DTYPES = torch.float32, torch.float16, OTHER
 
 
 def unsupported_reason(args: Args) -> str | None:
@@ -78,7 +66,7 @@ def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor, Tensor, Tens
     states = [*map(new, shapes)] if keep or plan.apart else nothing
     z_kept = torch.empty_like(o, dtype=kept_dtype) if keep else o.new_empty(0, dtype=kept_dtype)
     g = torch.empty_like(o) if plan.apart else o
-    shared = {'parameters': _parameters(inputs), 'eps': max(eps, reference.LEAST_EPS)}
+    shared = {'parameters': inputs[4:], 'eps': max(eps, reference.LEAST_EPS)}
     with _launch.on(q):
         plan.forward_scan[keep](tokens=inputs[:4], **shared, o=g, kept=(z_kept, *states))
         if plan.apart:
@@ -110,50 +98,29 @@ def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
         do, z_kept, c_kept = _launch.pad(do, z_kept, c_kept, dims=DIMS)
         (w_kept,) = _launch.pad(w_kept, dims=DIMS, axes=2)
     do = do.contiguous()
-    parameters = _parameters(inputs)
-    # Buffers from one kernel to the next, in whole chunks.
-    scratch = q.new_empty(plan.tiles), new(plan.rows)
-    after = new(plan.w_kept)
-    dq, dk, dv, deta = *(torch.empty_like(do) for _ in range(3)), new(plan.shape[:-1])
-    # Partial sums by image, scan, head and segment: the query side's, then the key side's.
-    dln_weight, dln_bias = new((2, *plan.c_kept)), new((2, *plan.c_kept))
-    dtau, dw0, db0 = new(plan.dtau), new(plan.dw0), new(plan.db0)
-    keys = {
-        'tokens': (q, k, eta),
-        'ln_weight': parameters[2],
-        'token_scale': parameters[4],
-        'scratch': scratch,
-        'dkept': (new(plan.w_kept), new(plan.c_kept)),
-    }
+    has_scale = args.token_scale is not None
+    dq, dk, dv, deta = *(torch.empty_like(do) for _ in range(3)), torch.empty_like(eta)
+    dparameters = tuple([torch.empty_like(x) for x in inputs[4 : 8 + has_scale]])
+    # From one kernel to the next, in whole chunks.
+    buffers = {'scratch': (q.new_empty(plan.tiles), new(plan.rows)), 'parts': new(plan.parts)}
+    norm = {'ln_weight': inputs.ln_weight, 'token_scale': inputs.token_scale}
+    keys = {'tokens': (q, k, eta), **norm, **buffers}
     with _launch.on(q):
         plan.backward_query(
             tokens=inputs[:4],
-            parameters=parameters,
+            parameters=inputs[4:],
             kept=(z_kept.contiguous(), w_kept.contiguous(), c_kept.contiguous()),
-            scratch=scratch,
-            after=after,
+            **buffers,
             do=do,
             dq=dq,
-            dnorm=(dln_weight[0], dln_bias[0]),
-            dtoken_scale=dtau,
             eps=max(eps, reference.LEAST_EPS),
         )
-        plan.backward_chain(**keys, dstart=(dw0, db0))
-        plan.backward_key(
-            **keys,
-            after=after,
-            dtokens=(dk, dv, deta),
-            dnorm=(dln_weight[1], dln_bias[1]),
-            dtoken_scale=dtau,
-        )
-    # One operation for each sum: on few tokens the number of launches counts.
-    if inputs.token_scale is None:
-        dtoken_scale = new((plan.shape[2], 0))
-    else:
-        dtoken_scale = dtau.sum((0, 2, 3))[:, : args.mini_batch_size].contiguous()
-    dw0 = dw0.sum(0)
-    dln = dln_weight.sum((0, 1, 4)), dln_bias.sum((0, 1, 4))
-    features: Sequence[Tensor] = (dq, dk, dv, db0.sum(0), *dln)
+        plan.backward_chain(**keys)
+        plan.backward_key(**keys, dtokens=(dk, dv, deta))
+        plan.backward_sums(parts=buffers['parts'], totals=dparameters)
+    dw0, *vectors = dparameters
+    dtoken_scale = vectors.pop() if has_scale else new((plan.shape[2], 0))
+    features = [dq, dk, dv, *vectors]
     if width != plan.shape[-1]:
         features = _launch.unpad(*features, width=width)
         (dw0,) = _launch.unpad(dw0, width=width, axes=2)
@@ -172,13 +139,9 @@ def _prepared(args: Args) -> tuple[Inputs, '_Plan']:
     (q, k, v), strides = _launch.dense(q, k, v)
     has_scale = inputs.token_scale is not None
     plan = _plan(q.shape, strides, q.dtype, q.device, directions, width, size, has_scale)
-    return Inputs(q, k, v, *(None if x is None else x.contiguous() for x in (eta, *small))), plan
-
-
-def _parameters(inputs: Inputs) -> tuple[Tensor, ...]:
-    """The parameters; a missing `token_scale` is a pointer that is not read."""
-    *parameters, token_scale = inputs[4:]
-    return *parameters, parameters[-1] if token_scale is None else token_scale
+    # A missing token_scale is a pointer that is not read.
+    small = [eta if x is None else x for x in small]
+    return Inputs(q, k, v, *(x.contiguous() for x in (eta, *small))), plan
 
 
 def output_apart(dim: int, scans_per_sm: float, tokens: int) -> bool:
@@ -216,10 +179,10 @@ class _Plan:
         self.apart = output_apart(dim, scans_per_sm, tokens)
         # W and c after every segment of every scan.
         self.w_kept, self.c_kept = (*by_scan, segments, dim, dim), (*by_scan, segments, dim)
-        self.dw0, self.db0 = (*by_scan, dim, dim), (*by_scan, dim)
         self.tiles = (self.scans, chunks, _tiles.TILES.value, CHUNK, dim)
         self.rows = (self.scans, chunks, _tiles.ROWS.value, CHUNK)
-        self.dtau = (*by_scan, segments, CHUNK)
+        # As in `_tiles.parts_of`.
+        self.parts = parts * (2 * dim * dim + 4 * dim + CHUNK) + self.scans * (dim + 1) * dim
         sizes = {
             'T': tokens,
             'R': scans,
@@ -239,7 +202,11 @@ class _Plan:
 
             Their last dimension is read as contiguous.
             """
-            constants |= _launch.most_registers(registers(dtype, dim, shared))
+            # Registers of a thread: all, or as many as let three programs share a multiprocessor.
+            # In fp32 a product is three, whose parts need all; two programs of eight warps never
+            # fit. By default ptxas gives the fp32 backward kernels 32 and spills the rest.
+            some = shared and dtype != torch.float32 and dim < DIMS[-1]
+            constants |= _launch.most_registers(168 if some else 255)
             steps = tuple(x[:-1] for x in strides[:tokens])
             return _launch.Launch(kernel, (programs,), strides=steps, **sizes, **constants)
 
@@ -257,6 +224,10 @@ class _Plan:
         # Three programs with spills are faster than two on an H100.
         self.backward_chain = launch(backward.backward_chain, self.scans, 2, share)
         self.backward_key = launch(backward.backward_key, parts, 2, False)
+        sizes = {name: sizes[name] for name in ('R', 'H', 'D', 'SIZE', 'HAS_SCALE')}
+        sizes |= {'B': batch, 'segments': segments}
+        grid = scans * heads, dim + 4
+        self.backward_sums = _launch.Launch(backward.backward_sums, grid, **sizes)
 
 
 _plan = _launch.plan(_Plan)
