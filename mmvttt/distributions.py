@@ -5,7 +5,9 @@ Reads only metadata, so it works if the packages themselves cannot be imported.
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 # Distributions by the module that they provide, the fork last.
 PROVIDERS: dict[str, tuple[str, ...]] = {
@@ -60,6 +62,14 @@ def missing(module: str) -> str | None:
         )
     name = extra(package) or _BRINGS.get(package)
     return name and f"{package} is not installed: pip install 'mmvttt[{name}]'"
+
+
+def require(module: str) -> Any:
+    """Imports a module that an extra brings; without it a ModuleNotFoundError names the extra."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(missing(module), name=module) from error
 
 
 def overlaid() -> str | None:

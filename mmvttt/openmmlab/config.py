@@ -6,7 +6,8 @@ import inspect
 import logging
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,9 +74,7 @@ def load_config(
         )
     try:
         cfg = Config.fromfile(path)
-        _warn_of_misspelt_keys(cfg)
-        for key in cfg_options or {}:
-            _require_read(cfg, key)
+        _check_keys(cfg, cfg_options or ())
         cfg.merge_from_dict(cfg_options or {})
     except UsageError:
         raise
@@ -121,37 +120,79 @@ def _fetch_private(cfg: Any) -> None:
             cfg[key] = without_password(value)
 
 
-def _keys_read() -> list[str]:
+def _check_keys(cfg: Config, options: Iterable[str]) -> None:
+    """Warns of a misspelt key that nothing reads; an option that nothing reads is a UsageError."""
     # Not imported with this module, which mmengine imports, because it imports torch.
     from mmengine.runner import Runner
 
-    return sorted({*inspect.signature(Runner).parameters, *_READ} - {'cfg'})
-
-
-def _warn_of_misspelt_keys(cfg: Config) -> None:
-    """Warns of a key that nothing reads, and that is nearly one that something reads."""
-    names = _keys_read()
+    names = sorted({*inspect.signature(Runner).parameters, *_READ} - {'cfg'})
     for key in cfg.keys() - set(names):
         if close := get_close_matches(key, names, 1, 0.9):
             text = f'nothing reads {key!r} in {cfg.filename}: did you mean {close[0]!r}?'
             print_log(text, 'current', logging.WARNING)
-
-
-def _require_read(cfg: Config, option: str) -> None:
-    """Raises an error for an option that would be silently ignored."""
-    first, names = option.split('.')[0], _keys_read()
-    if first in names:
-        return
-    if first in cfg:
+    for option in options:
+        if (first := option.split('.')[0]) in names:
+            continue
+        if first in cfg:
+            raise UsageError(
+                f'--cfg-options {option}: {first} is a variable of the config file, which was '
+                'copied when the file was read; set the copies that are used, in model, '
+                'train_dataloader, val_dataloader, …'
+            )
         raise UsageError(
-            f'--cfg-options {option}: {first} is a variable of the config file, which was copied '
-            'when the file was read; set the copies that are used, in model, train_dataloader, '
-            'val_dataloader, …'
+            f'--cfg-options {option}: nothing reads {first!r}{suggest(first, names)}; a config has '
+            f'{", ".join(names)}'
         )
-    raise UsageError(
-        f'--cfg-options {option}: nothing reads {first!r}{suggest(first, names)}; a config has '
-        f'{", ".join(names)}'
-    )
+
+
+@contextmanager
+def named_entries(cfg: Config) -> Iterator[None]:
+    """Names the key of a config in errors that name only a class, and suggests an option or type.
+
+    Raises:
+        UsageError: In place of Python's TypeError for an option that a class does not have, and of
+            mmengine's KeyError for a type that is not registered.
+    """
+    # Before a training wraps some of them.
+    parts = list(_parts(cfg))
+    try:
+        yield
+    except (KeyError, TypeError) as error:
+        for key, part in parts:
+            if text := _explained(str(error), key, part, cfg.get('default_scope')):
+                raise UsageError(text) from error
+        raise
+
+
+def _parts(value: Any, key: str = '') -> Iterator[tuple[str, Mapping]]:
+    """The dicts of a config with their dotted keys, the inner ones first."""
+    for name, inner in value.items() if hasattr(value, 'items') else enumerate(value):
+        if isinstance(inner, Mapping | list | tuple):
+            yield from _parts(inner, f'{key}{name}.')
+    if isinstance(value, Mapping):
+        yield key, value
+
+
+def _explained(text: str, key: str, part: Mapping, scope: str | None) -> str | None:
+    """A message if an error is about this dict."""
+    kind = str(part.get('type'))
+    wrong = next((name for name in part if f"keyword argument '{name}'" in text), None)
+    if wrong is None and f'{kind} is not in the ' not in text:
+        return None
+    from mmengine import registry as root
+
+    from .register import config_options, resolve_type
+
+    roots = [value for value in vars(root).values() if isinstance(value, root.Registry)]
+    kinds = [resolve_type(part.get('type'), registry, scope) for registry in roots]
+    if wrong is None:
+        scoped = [s for registry in roots for s in (registry, *registry.children.values())]
+        names = {x for s in scoped for n in s.module_dict for x in (n, f'{s.scope}.{n}')}
+        return None if any(kinds) else f'{key}type: there is no {kind!r}{suggest(kind, names)}'
+    options = {n for kind in kinds if isinstance(kind, type) for n in config_options(kind)}
+    near = suggest(wrong, {*part, *options} - {wrong})
+    advice = '; if it comes from a _base_, put _delete_=True into its dict'
+    return None if wrong in options else f'{key}{wrong}: {text}{near or advice}'
 
 
 def _toolbox(cfg: Config) -> str | None:

@@ -100,6 +100,24 @@ def test_auto_scale_lr(run: Callable) -> None:
         run('train', auto_scale_lr=True, cfg_options={'auto_scale_lr': None})
 
 
+@pytest.mark.parametrize(
+    ('key', 'value', 'near'),
+    [
+        ('optim_wrapper.clipgrad', dict(max_norm=1), "'clip_grad'"),
+        ('optim_wrapper.optimizer.lrr', 1, "'lr'"),
+        ('optim_wrapper.optimizer.nesterov', True, '_delete_'),
+        ('train_dataloader.batchsize', 4, "'batch_size'"),
+        ('train_dataloader.sampler.type', 'DefaultSample', "'DefaultSampler'"),
+        ('model.type', 'mmvttt.ViTAdaptor', "'mmvttt.ViTAdapter'"),
+    ],
+)
+def test_an_entry_for_which_nothing_is_built(
+    key: str, value: object, near: str, run: Callable
+) -> None:
+    with pytest.raises(UsageError, match=f'^{key}: .*{near}'):
+        run('train', cfg_options={key: value})
+
+
 def test_weights_of_another_model_are_an_error(run: Callable) -> None:
     torch.save({'state_dict': {'encoder.weight': torch.zeros(3)}}, 'other.pth')
     with pytest.raises(CheckpointMismatchError):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mmvttt.errors import UsageError
 from mmvttt.named_model import NamedModel, built
 
-from ..config import load_config
+from ..config import load_config, named_entries
 from ..reliability.weights import checkpoints_of
 
 # (height, width) at which the papers measure; 1333×800 is what detectors see.
@@ -29,7 +29,8 @@ def of_config(
     described = cfg.model.copy()
     if 'data_preprocessor' in cfg:
         described.setdefault('data_preprocessor', cfg.data_preprocessor)
-    model = built(lambda: ROOT.build(described), weightless)
+    with named_entries(cfg):
+        model = built(lambda: ROOT.build(described), weightless)
     size = _SIZES.get(toolbox_of(model) or '', (224, 224))
     return NamedModel(Path(cfg.filename).stem, model, size, cfg, DenseForward)
 

@@ -22,12 +22,14 @@ from mmvttt.checkpoints.load import adapted, require_whole
 from mmvttt.checkpoints.preparation import warn_of_other_images
 from mmvttt.checkpoints.read import open_checkpoint, saved_dataset
 from mmvttt.deploy.prepare import prepare
+from mmvttt.distributions import require
 from mmvttt.errors import UsageError
 from mmvttt.named_model import image_channels
 from mmvttt.pictures import open_picture
 
+from ..config import named_entries
 from ..engine.amp import half_type
-from ..registry import type_name
+from ..registry import resolve_type, type_name
 from ..reliability.data.dataset_config import DatasetConfig, datasets_of, preparation_of
 from .file_inference import FileModel, open_for
 from .predict import Prediction
@@ -69,10 +71,14 @@ def open_model(
     model_config = copy.deepcopy(config.model)
     if (preprocessor := config.get('data_preprocessor')) is not None:
         model_config.setdefault('data_preprocessor', preprocessor)
-    dataset = {**_dataset_meta(tests[0].config), **saved_dataset(opened.content)}
-    pipeline = copy.deepcopy(list(tests[0].config.get('pipeline') or ()))
+    given = tests[0].config
+    kind = resolve_type(given.get('type'), DATASETS, scope)
+    # Names and colours of the classes: the checkpoint's, else the config's, else of the data set.
+    dataset = {**(getattr(kind, 'METAINFO', None) or {}), **(given.get('metainfo') or {})}
+    dataset |= saved_dataset(opened.content)
+    pipeline = copy.deepcopy(list(given.get('pipeline') or ()))
     exported = None if file is None else open_for(file, [pipeline], amp)
-    with _BUILDING:
+    with _BUILDING, named_entries(config):
         init_default_scope(scope)
         model = MODELS.build(model_config)
         predictor = Predictor(model, scope, pipeline, dataset)
@@ -86,13 +92,6 @@ def open_model(
     elif amp:
         predictor.model = prepare(model, 'backbone', half_type())
     return predictor
-
-
-def _dataset_meta(config: Mapping) -> Mapping:
-    """Names and colours of the classes in a data set's config, or in its class."""
-    kind = config.get('type')
-    kind = DATASETS.get(kind) if isinstance(kind, str) else kind
-    return {**(getattr(kind, 'METAINFO', None) or {}), **(config.get('metainfo') or {})}
 
 
 class Predictor:
@@ -180,9 +179,7 @@ class Predictor:
         """The boxes in overlapping tiles of an image, without those found twice."""
         if self.scope != 'mmdet':
             raise UsageError('tiles are for detectors: label maps and classes are not merged')
-        import supervision
-
-        slicer = supervision.InferenceSlicer(
+        slicer = require('supervision').InferenceSlicer(
             lambda tile: self.predict(tile, score_thr).to_supervision(),
             slice_wh=(side, side),
             overlap_wh=(side // 5, side // 5),

@@ -19,7 +19,7 @@ from mmvttt.arguments import check_config
 from mmvttt.checkpoints.sources import without_password
 from mmvttt.errors import UsageError
 
-from ..config import load_config
+from ..config import load_config, named_entries
 from ..engine.amp import AmpOptimWrapper
 from ..engine.hooks.compile import CompileHook
 from ..registry import hook_class, resolve_type, type_name
@@ -218,13 +218,14 @@ def train(
     if resume is not None:
         weights, cfg.resume = cfg.get('load_from'), True
         cfg.load_from = None if resume == 'auto' else existing(resume)
-    start = protect_config(cfg, plain=plain)
-    if start.checkpoint is None and weights is not None:
-        # Nothing to resume: the training begins where it would without --resume.
-        cfg.resume, cfg.load_from = False, existing(weights)
-    runner = build_runner(cfg)
-    for hook in (SummaryHook(), *hooks):
-        runner.register_hook(hook)
-    with protect_runner(runner, start):
-        runner.train()
+    with named_entries(cfg):
+        start = protect_config(cfg, plain=plain)
+        if start.checkpoint is None and weights is not None:
+            # Nothing to resume: the training begins where it would without --resume.
+            cfg.resume, cfg.load_from = False, existing(weights)
+        runner = build_runner(cfg)
+        for hook in (SummaryHook(), *hooks):
+            runner.register_hook(hook)
+        with protect_runner(runner, start):
+            runner.train()
     return runner
