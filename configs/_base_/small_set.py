@@ -18,6 +18,34 @@ def loaders(kind, train, val, batch_size=1, **options):
     )
 
 
+# Pictures, and crops, without an object are learned too: what is not one.
+def objects(masks, metric):
+    annotations = dict(type='LoadAnnotations', with_bbox=True, with_mask=masks)
+    return dict(
+        loaders(
+            'CocoDataset',
+            [
+                dict(type='LoadImageFromFile'),
+                annotations,
+                dict(
+                    type='RandomResize', scale=(480, 384), ratio_range=(0.7, 1.3), keep_ratio=True
+                ),
+                dict(type='RandomCrop', crop_size=(384, 480), allow_negative_crop=True),
+                dict(type='FilterAnnotations', min_gt_bbox_wh=(4, 4), keep_empty=False),
+                dict(type='RandomFlip', prob=0.5),
+                dict(type='PackDetInputs'),
+            ],
+            [
+                dict(type='LoadImageFromFile'),
+                dict(type='Resize', scale=(480, 384), keep_ratio=True),
+                annotations,
+                dict(type='PackDetInputs'),
+            ],
+        ),
+        evaluator=dict(_delete_=True, type='CocoMetric', metric=metric, classwise=True),
+    )
+
+
 small_set = dict(
     optim_wrapper=dict(
         _delete_=True,
@@ -37,30 +65,8 @@ small_set = dict(
     default_hooks=dict(checkpoint=dict(_delete_=True, type='CheckpointHook', max_keep_ckpts=1)),
     log_processor=dict(by_epoch=True),
     randomness=dict(seed=0),
-    # Pictures, and crops, without an object are learned too: what is not one.
-    boxes=dict(
-        loaders(
-            'CocoDataset',
-            [
-                dict(type='LoadImageFromFile'),
-                dict(type='LoadAnnotations', with_bbox=True, with_mask=False),
-                dict(
-                    type='RandomResize', scale=(480, 384), ratio_range=(0.7, 1.3), keep_ratio=True
-                ),
-                dict(type='RandomCrop', crop_size=(384, 480), allow_negative_crop=True),
-                dict(type='FilterAnnotations', min_gt_bbox_wh=(4, 4), keep_empty=False),
-                dict(type='RandomFlip', prob=0.5),
-                dict(type='PackDetInputs'),
-            ],
-            [
-                dict(type='LoadImageFromFile'),
-                dict(type='Resize', scale=(480, 384), keep_ratio=True),
-                dict(type='LoadAnnotations', with_bbox=True, with_mask=False),
-                dict(type='PackDetInputs'),
-            ],
-        ),
-        evaluator=dict(_delete_=True, type='CocoMetric', metric='bbox', classwise=True),
-    ),
+    boxes=objects(False, 'bbox'),
+    masks=objects(True, ['bbox', 'segm']),
     maps=dict(
         loaders(
             'BaseSegDataset',

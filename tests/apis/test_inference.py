@@ -1,5 +1,6 @@
 """Photographs through a model of each toolbox, and its data set, drawn by its own visualizer."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,12 @@ def test_a_prediction_is_words_a_picture_and_arrays_of_supervision() -> None:
     scores = Prediction(maps.image, ['a', 'b'], np.array([0.2, 0.8], np.float32))
     assert repr(scores) == 'b 0.800; a 0.200'
     assert isinstance(scores.to_supervision(), supervision.Classifications)
+
+
+def test_without_supervision_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, 'supervision', None)
+    with pytest.raises(ModuleNotFoundError, match=r'mmvttt\[predict\]'):
+        prediction().to_supervision()
 
 
 class Seen:

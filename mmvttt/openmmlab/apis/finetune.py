@@ -69,19 +69,15 @@ log_processor, randomness = small.log_processor, small.randomness
 train_cfg.max_epochs = epochs
 train_cfg.val_interval = default_hooks.checkpoint.interval = max(1, epochs // 6)
 """
-_BOX_LINES = """\
+_LINES = {
+    'mmdet': """\
 train_data.pipeline[2].scale = val_data.pipeline[1].scale = size
 train_data.pipeline[3].crop_size = size[::-1]
-val_evaluator.ann_file = val_data.ann_file"""
-_LINES = {
-    'boxes': _BOX_LINES,
-    'masks': f"""{_BOX_LINES}
-train_data.pipeline[1].with_mask = val_data.pipeline[2].with_mask = True
-val_evaluator.metric = ['bbox', 'segm']""",
-    'maps': """\
+val_evaluator.ann_file = val_data.ann_file""",
+    'mmseg': """\
 train_data.pipeline[2].scale = val_data.pipeline[1].scale = size
 train_data.pipeline[3].crop_size = model.data_preprocessor.size""",
-    'classes': """\
+    'mmpretrain': """\
 train_data.pipeline[1].scale = val_data.pipeline[1].scale = val_data.pipeline[2].crop_size = size
 model.data_preprocessor = dict(model.get('data_preprocessor', {}), num_classes=len(classes))""",
 }
@@ -268,7 +264,7 @@ def _config(
         backbone = dict(type='Pretrained', checkpoint=weights, prefix='backbone.')
         model.append(f'model.backbone.init_cfg = {backbone}')
         weights = None
-        side = min(min(picture_size(picture.path)) for picture in data.train)
+        side = min(min(picture_size(p.path).values()) for p in data.train)
         if isinstance(size, int) and side >= 2 * size:
             size *= 4
             model.append('model.backbone.update(img_size=size, patch_size=16)')
@@ -276,8 +272,8 @@ def _config(
         pictures=len(data.train), held_out=len(data.val), weights=weights, classes=data.classes,
         base=base if base.endswith('.py') else f'mmvttt::{base}.py', size=size, batch=batch,
         epochs=epochs, rate=rate, model='\n'.join(model),
-        kind='boxes' if toolbox == 'mmdet' else data.task, workers=4 if gpu else 0,
-        root=os.fspath(data.root), **lists, lines=_LINES[data.task],
+        kind=data.task, workers=4 if gpu else 0,
+        root=os.fspath(data.root), **lists, lines=_LINES[toolbox],
     )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 from collections.abc import Iterator, Sequence
 from colorsys import hsv_to_rgb
@@ -17,8 +16,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from mmvttt.analysis.tables import write_csv
 from mmvttt.checkpoints.atomic_write import write_whole
+from mmvttt.distributions import require
 from mmvttt.errors import UsageError
 from mmvttt.pictures import SUFFIXES, open_image
+
+from ..datasets.coco import coco_box, coco_json, coco_object
 
 if TYPE_CHECKING:
     from .inference import Predictor
@@ -78,12 +80,8 @@ class Prediction:
         return [{'label': self.classes[i], key: float(value)} for i, value in self._shares()]
 
     def to_supervision(self) -> Any:
-        """supervision's `Detections`, of boxes or of a label map's classes, or `Classifications`.
-
-        Needs `pip install 'mmvttt[predict]'`.
-        """
-        import supervision
-
+        """supervision's `Detections`, of boxes or a label map's classes, or `Classifications`."""
+        supervision = require('supervision')
         if self.labels is None:
             order = np.argsort(-self.scores)
             return supervision.Classifications(order, confidence=self.scores[order])
@@ -259,20 +257,12 @@ def write_table(
     if Path(path).suffix == '.csv':
         write_csv([dict(image=name) | row for name, p in found for row in p.rows()], path)
         return
-    from ..datasets.digits import coco_object
-
-    content: dict[str, list[dict[str, Any]]] = dict(
-        images=[], annotations=[], categories=[dict(id=i, name=n) for i, n in enumerate(classes, 1)]
-    )
-    for number, (name, p) in enumerate(found, 1):
+    pictures = []
+    for name, p in found:
+        rows = (row.values() for row in p.rows())
+        objects = [coco_box(label, *box, score=score) for label, score, *box in rows]
+        for item, mask in zip(objects, () if p.masks is None else p.masks, strict=False):
+            item |= coco_object(item['category'], mask) | dict(bbox=item['bbox'])
         height, width = p.image.shape[:2]
-        content['images'].append(dict(id=number, file_name=name, height=height, width=width))
-        for i, (x1, y1, x2, y2) in enumerate(np.asarray(p.boxes, float).tolist()):
-            count = len(content['annotations']) + 1
-            row: dict[str, Any] = dict(id=count, image_id=number, iscrowd=0)
-            row |= dict(category_id=int(p.labels[i]) + 1, score=float(p.scores[i]))
-            row |= dict(bbox=[x1, y1, x2 - x1, y2 - y1], area=(x2 - x1) * (y2 - y1))
-            if p.masks is not None:
-                row |= coco_object(p.masks[i]) | dict(bbox=row['bbox'])
-            content['annotations'].append(row)
-    write_whole(path, json.dumps(content).encode())
+        pictures.append((dict(file_name=name, height=height, width=width), objects))
+    write_whole(path, coco_json(classes, pictures).encode())

@@ -244,6 +244,11 @@ OF_BOXES: dict[str, Fault] = {
     'the same image id twice': (
         content(lambda c: c['images'][1].update(id=0)), 'ids of several images: 0', True
     ),
+    'a picture twice': (
+        content(lambda c: c['images'][1].update(file_name='0.jpg')),
+        'file_names of several images: .0.jpg',
+        False,
+    ),
     'a name twice': (
         content(lambda c: c['categories'].append(dict(id=9, name='cat'))),
         "names of several categories: 'cat'",

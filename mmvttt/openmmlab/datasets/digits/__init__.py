@@ -15,6 +15,8 @@ from PIL import Image
 
 from mmvttt.errors import OptionError, UsageError
 
+from ..coco import coco_json, coco_object
+
 CLASSES = tuple('0123456789')
 SPLITS = ('train', 'val')
 # Increased when the same parameters give other images or annotations.
@@ -100,24 +102,23 @@ def _build(root: Path, counts: dict[str, int], size: int, seed: int) -> None:
     (root / 'annotations').mkdir(parents=True)
     for split, rng in zip(SPLITS, streams, strict=True):
         (root / split).mkdir()
-        categories = [{'id': i + 1, 'name': name} for i, name in enumerate(CLASSES)]
-        content: dict[str, list] = {'images': [], 'annotations': [], 'categories': categories}
+        pictures = []
         for number in range(counts[split]):
-            crop = _crop(regions[split], size, rng)
-            top, left = crop.top, crop.left
-            pixels = photos[crop.photo][top : top + size, left : left + size].copy()
+            region = regions[split][rng.integers(len(regions[split]))]
+            left = region.left + int(rng.integers(region.width - size + 1))
+            top = region.top + int(rng.integers(region.height - size + 1))
+            pixels = photos[region.photo][top : top + size, left : left + size].copy()
             name = f'{number:06}.png'
-            image = {'id': number + 1, 'file_name': name, 'height': size, 'width': size}
-            content['images'].append(
-                image | {'background': {'photo': crop.photo, 'crop': crop[1:]}}
-            )
-            for digit, mask in _paste(pixels, digits[split], rng):
-                ids = {'id': len(content['annotations']) + 1, 'image_id': number + 1}
-                ids |= {'category_id': digit.label + 1, 'digit': digit.row}
-                content['annotations'].append(ids | coco_object(mask))
+            background = {'photo': region.photo, 'crop': (left, top, size, size)}
+            image = dict(file_name=name, height=size, width=size, background=background)
+            objects = [
+                coco_object(CLASSES[digit.label], mask) | {'digit': digit.row}
+                for digit, mask in _paste(pixels, digits[split], rng)
+            ]
+            pictures.append((image, objects))
             Image.fromarray(pixels).save(root / split / name, compress_level=3)
         path = root / 'annotations' / f'instances_{split}.json'
-        path.write_text(json.dumps(content))
+        path.write_text(coco_json(CLASSES, pictures))
 
 
 def load_photos() -> dict[str, np.ndarray]:
@@ -184,13 +185,6 @@ def _split_photos(
     return parts
 
 
-def _crop(regions: list[Region], size: int, rng: np.random.Generator) -> Region:
-    region = regions[rng.integers(len(regions))]
-    left = region.left + int(rng.integers(region.width - size + 1))
-    top = region.top + int(rng.integers(region.height - size + 1))
-    return Region(region.photo, left, top, size, size)
-
-
 def _paste(
     image: np.ndarray, digits: list[Digit], rng: np.random.Generator
 ) -> list[tuple[Digit, np.ndarray]]:
@@ -212,7 +206,10 @@ def _paste(
             if (mask & taken).any():
                 continue
             taken |= mask
-            pen = _pen(image[mask], rng)
+            # A colour that stands out from the pixels that it covers.
+            pen, mean = rng.uniform(0, 255, 3), image[mask].mean(axis=0)
+            while np.linalg.norm(pen - mean) < CONTRAST:
+                pen = rng.uniform(0, 255, 3)
             # Thin ink is a little darker: what the pen left, not a stencil.
             shade = 0.75 + 0.25 * ink[ink > INK]
             image[mask] = np.round(shade[:, None] * pen).astype(np.uint8)
@@ -225,25 +222,3 @@ def _enlarge(ink: np.ndarray, side: int) -> np.ndarray:
     """`(8, 8)` ink as `(side, side)`, smooth."""
     image = Image.fromarray(ink.astype(np.float32))
     return np.clip(np.asarray(image.resize((side, side), Image.Resampling.BICUBIC)), 0, 1)
-
-
-def _pen(covered: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A random RGB colour that stands out from the pixels `(N, 3)` it will cover."""
-    mean = covered.mean(axis=0)
-    while True:
-        pen = rng.uniform(0, 255, 3)
-        if np.linalg.norm(pen - mean) >= CONTRAST:
-            return pen
-
-
-def coco_object(mask: np.ndarray) -> dict:
-    """The entry of COCO's JSON for a mask `(H, W)`, without ids."""
-    from pycocotools.mask import area, encode, toBbox
-
-    code = encode(np.asfortranarray(mask, np.uint8))
-    return {
-        'iscrowd': 0,
-        'area': int(area(code)),
-        'bbox': toBbox(code).tolist(),
-        'segmentation': {'size': code['size'], 'counts': code['counts'].decode()},
-    }

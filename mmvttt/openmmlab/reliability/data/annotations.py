@@ -164,13 +164,12 @@ def _check_boxes(
 
 def _most_objects(cfg: Config) -> tuple[str, int] | None:
     """The option that bounds the objects that a detector returns for a picture, and its value."""
-    for name in ('test_cfg.rcnn', 'test_cfg', ''):
-        part = cfg.get('model') or {}
-        for key in filter(None, name.split('.')):
-            part = (part.get(key) if isinstance(part, Mapping) else None) or {}
-        option = 'max_per_img' if name else 'num_queries'
-        if isinstance(part, Mapping) and type(number := part.get(option)) is int:
-            return '.'.join(filter(None, ('model', name, option))), number
+    for option in ('test_cfg.rcnn.max_per_img', 'test_cfg.max_per_img', 'num_queries'):
+        value: Any = cfg.get('model')
+        for key in option.split('.'):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if type(value) is int:
+            return f'model.{option}', value
     return None
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,6 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e308
 
 
-def _is_box(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 4 and all(map(_is_number, value))
-
-
 def _is_mask(value: Any) -> bool:
     return isinstance(value, dict | None) or (
         isinstance(value, list)
@@ -43,6 +39,7 @@ def _is_mask(value: Any) -> bool:
 _ID = 'a number or a text', lambda value: type(value) in (int, float, str)
 _TEXT = 'a text', lambda value: isinstance(value, str) and '\0' not in value
 _SIDE = 'an integer above 0', lambda x: _is_number(x) and x > 0 and x == int(x)
+_BOX = 'four numbers', lambda x: isinstance(x, list) and len(x) == 4 and all(map(_is_number, x))
 # mmdet only checks that it is above 0.
 _AREA = 'a number', lambda value: type(value) in (int, float)
 _FLAG = '0 or 1', lambda value: value in (None, 0, 1)
@@ -51,7 +48,7 @@ _MASK = 'RLE or polygons of numbers', _is_mask
 _ENTRIES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
     'images': dict(id=_ID, file_name=_TEXT, height=_SIDE, width=_SIDE),
     'annotations': dict(
-        id=_ID, image_id=_ID, category_id=_ID, bbox=('four numbers', _is_box), area=_AREA,
+        id=_ID, image_id=_ID, category_id=_ID, bbox=_BOX, area=_AREA,
         iscrowd=_FLAG, ignore=_FLAG, segmentation=_MASK,
     ),
     'categories': dict(id=_ID, name=_TEXT),
@@ -84,12 +81,11 @@ def check_coco(
         return
     counts = ', '.join(f'{len(content[part])} {part}' for part in _ENTRIES)
     findings.summary = f'{counts} in {path}'
-    images, annotations, categories = (_whole(content, part, findings) for part in _ENTRIES)
+    images, listed, categories = coco_entries(content, findings)
     classes = dataset.metainfo.get('classes') or ()
     _check_categories([category['name'] for category in categories], classes, path, findings)
     sizes = {image['id']: (image['height'], image['width']) for image in images}
     names = {category['id']: category['name'] for category in categories}
-    listed = _in_the_lists(annotations, names, sizes, findings)
     whys = [_why_not_learned(ann, sizes[ann['image_id']], masks) for ann in listed]
     for ann, why in zip(listed, whys, strict=True) if masks else ():
         mask, size = ann.get('segmentation'), sizes[ann['image_id']]
@@ -103,11 +99,17 @@ def check_coco(
             findings.error('masks (RLE) that do not fill their image', f'annotation {ann["id"]}')
     if not findings.errors:
         try:
-            learned = _learned(dataset, masks)
+            dataset.serialize_data = False
+            dataset.full_init()
         except Exception as error:
             # A toolbox may raise any type of error.
             findings.error(f'the data set cannot be loaded ({type(error).__name__}: {error})')
             return
+        # The labels that are learned in each picture that its filters leave.
+        learned = {
+            info['img_id']: [i['bbox_label'] for i in info['instances'] if _is_learned(i, masks)]
+            for info in dataset.data_list
+        }
         left_out = f'in pictures that filter_cfg={dataset.filter_cfg} leaves out'
         pairs = [
             (ann, why or (None if ann['image_id'] in learned else left_out))
@@ -125,22 +127,12 @@ def check_coco(
         for image in images if scope.thorough else ():
             if not learned.get(image['id']):
                 findings.warn('images without a box', image['file_name'])
-    _check_repeated(annotations, findings)
+    _check_repeated(listed, findings)
     _check_conventions(listed, sizes, scope.thorough, findings)
     folder = dataset.data_prefix.get('img') or ''
     files = [(os.path.join(folder, i['file_name']), sizes[i['id']]) for i in images]
     findings.files = real_paths((file for file, _ in files), scope)
     check_images(files, findings, scope)
-
-
-def _learned(dataset: Any, masks: bool) -> dict[Any, list[int]]:
-    """Loads a data set; the labels that are learned in each picture that its filters leave."""
-    dataset.serialize_data = False
-    dataset.full_init()
-    return {
-        info['img_id']: [i['bbox_label'] for i in info['instances'] if _is_learned(i, masks)]
-        for info in dataset.data_list
-    }
 
 
 def _account(
@@ -248,6 +240,27 @@ def _read(path: str, findings: Findings, training: bool) -> dict[str, list] | No
     return content
 
 
+def coco_entries(
+    content: dict[str, list], findings: Findings
+) -> tuple[list[dict], list[dict], list[dict]]:
+    """The images, annotations and categories whose values are allowed; the others are findings.
+
+    So are annotations whose image or category is not listed, which mmdet drops.
+    """
+    images, annotations, categories = (_whole(content, part, findings) for part in _ENTRIES)
+    lists = dict(image_id=images, category_id=categories)
+    ids = {key: {entry['id'] for entry in entries} for key, entries in lists.items()}
+    faults = [next((k for k in ids if ann[k] not in ids[k]), None) for ann in annotations]
+    listed = [ann for ann, key in zip(annotations, faults, strict=True) if key is None]
+    for ann, key in zip(annotations, faults, strict=True):
+        if key is not None:
+            (findings.warn if listed else findings.error)(
+                f'annotations whose {key} is not listed (a text is not a number)',
+                _example(ann, key),
+            )
+    return images, listed, categories
+
+
 def _whole(content: dict[str, list], part: str, findings: Findings) -> list[dict]:
     """The entries whose values are allowed; the others, and duplicates, are errors."""
     whole = []
@@ -263,10 +276,12 @@ def _whole(content: dict[str, list], part: str, findings: Findings) -> list[dict
                 break
         else:
             whole.append(entry)
-    for key in ('id', 'name') if part == 'categories' else ('id',):
+    for key in dict(images=('id', 'file_name'), categories=('id', 'name')).get(part, ('id',)):
         for value, count in Counter(entry[key] for entry in whole).items():
             if count > 1:
-                findings.error(f'{key}s of several {part}', repr(value))
+                # Some sets list a picture once for each caption.
+                report = findings.warn if key == 'file_name' else findings.error
+                report(f'{key}s of several {part}', repr(value))
     return whole
 
 
@@ -293,22 +308,6 @@ def _check_categories(
             'labels follow the order of categories in the file, but pictures get the names in '
             f'metainfo: write classes={matched}'
         )
-
-
-def _in_the_lists(
-    annotations: Sequence[dict], categories: Collection, sizes: Sizes, findings: Findings
-) -> list[dict]:
-    """The annotations whose image and category are listed; mmdet drops the others."""
-    ids = {'image_id': sizes, 'category_id': categories}
-    faults = [next((k for k in ids if ann[k] not in ids[k]), None) for ann in annotations]
-    listed = [ann for ann, key in zip(annotations, faults, strict=True) if key is None]
-    for ann, key in zip(annotations, faults, strict=True):
-        if key is not None:
-            (findings.warn if listed else findings.error)(
-                f'annotations whose {key} is not listed (a text is not a number)',
-                _example(ann, key),
-            )
-    return listed
 
 
 def _runs(mask: Mapping[str, Any], size: tuple[int, int]) -> list[int] | None:

@@ -19,6 +19,7 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
     The data set is not loaded yet; `num_classes` are the head's.
     """
     root, listed = dataset.img_prefix, dataset.ann_file
+    classes = tuple(dataset.metainfo.get('classes') or ())
     if not listed and not os.path.isdir(root):
         findings.error(f'{root!r} is not a folder: correct data_root, data_prefix or split')
         return
@@ -39,14 +40,20 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
                 f'{root} has {len(names)} folders, and the head {num_classes} classes: set '
                 'model.head.num_classes, or move folders that are not classes'
             )
-        classes = tuple(dataset.metainfo.get('classes') or ())
         if classes and len(classes) != len(names):
             findings.error(
                 f'{root} has {len(names)} folders, and {type(dataset).__name__} {len(classes)} '
                 f"classes: for your own, `mmvttt finetune`, or a data set of type='CustomDataset' "
                 f'and model.head.num_classes={len(names)}'
             )
-        _check_order(names, classes, findings)
+        # Labels come from the folders in the order of their names.
+        for label, (folder, name) in enumerate(zip(names, classes, strict=False)):
+            if folder != name and folder in classes:
+                findings.warn(
+                    f'label {label} is the folder {folder!r}, and {name!r} in metainfo.classes, '
+                    f'whose names the predictions get: write classes={tuple(names)!r}'
+                )
+                break
         check_unread(root, dataset.extensions, findings, scope, case=False)
         findings.files = {os.path.realpath(root)}
     if not (scope.thorough or listed):
@@ -60,7 +67,6 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
             f'class in each line, a folder images of {", ".join(sorted(dataset.extensions))}'
         )
         return
-    classes = tuple(dataset.metainfo.get('classes') or ())
     if listed and classes:
         findings.classes = classes
     findings.summary = f'{len(samples)} images in {listed or root}'
@@ -78,14 +84,3 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
                 f'{sample["img_path"]} {label}',
             )
     check_images([(sample['img_path'], None) for sample in samples], findings, scope)
-
-
-def _check_order(folders: list[str], classes: tuple[str, ...], findings: Findings) -> None:
-    """Checks metainfo.classes against the alphabetical folders, from which the labels come."""
-    for label, (folder, name) in enumerate(zip(folders, classes, strict=False)):
-        if folder != name and folder in classes:
-            findings.warn(
-                f'label {label} is the folder {folder!r}, and {name!r} in metainfo.classes, whose '
-                f'names the predictions get: write classes={tuple(folders)!r}'
-            )
-            return
