@@ -107,7 +107,9 @@ class Detections(nn.Module):
     ) -> tuple[Tensor, ...]:
         model, roi, size = self.model, self.model.roi_head, image.shape[2:]
         features = model.extract_feat(image)
-        regions = _with_image(_propose(model.rpn_head, features, model.test_cfg.rpn, size))
+        boxes = _propose(model.rpn_head, features, model.test_cfg.rpn, size)
+        # The number of the image, 0, comes before each box.
+        regions = F.pad(boxes, (1, 0))
         logits, deltas = roi.bbox_head(self._pool('bbox', features, regions))
         scores, boxes = _classify(roi.bbox_head, regions, logits, deltas, size)
         cfg = model.test_cfg.rcnn
@@ -118,7 +120,7 @@ class Detections(nn.Module):
         dets = torch.cat([boxes, scores[keep, None]], 1)
         if not roi.with_mask:
             return dets, labels
-        masks = roi.mask_head(self._pool('mask', features, _with_image(boxes)))
+        masks = roi.mask_head(self._pool('mask', features, F.pad(boxes, (1, 0))))
         chosen = torch.zeros_like(labels) if roi.mask_head.class_agnostic else labels
         masks = masks[torch.arange(chosen.shape[0]), chosen].sigmoid()
         return dets, labels, _paste(masks, boxes, size) >= cfg.mask_thr_binary
@@ -165,11 +167,6 @@ def _has_plain_stages(model: nn.Module) -> bool:
         return False
     kinds = [kind.__name__ for kind in type(roi.bbox_head).__mro__]
     return 'BBoxHead' in kinds and hasattr(roi.bbox_roi_extractor, 'map_roi_levels')
-
-
-def _with_image(boxes: Tensor) -> Tensor:
-    """`(K, 5)`: the number of the image, 0, before each of `(K, 4)` boxes."""
-    return F.pad(boxes, (1, 0))
 
 
 def _propose(
@@ -254,9 +251,7 @@ class _KnownSizes(TorchFunctionMode):
                 return func(*operands[0], **operands[1])
         if not kinds <= {Tensor, nn.Parameter}:
             # A traced operator takes a number where it takes no other tensor.
-            operands = tree_map(_as_number, operands)
+            operands = tree_map(
+                lambda x: x.tolist() if type(x) is Tensor and x.dim() == 0 else x, operands
+            )
         return func(*operands[0], **operands[1])
-
-
-def _as_number(x: Any) -> Any:
-    return x.tolist() if type(x) is Tensor and x.dim() == 0 else x
