@@ -55,9 +55,6 @@ def test_one_node(call) -> None:
     ]
 
 
-NODES = dict(NNODES='2', MASTER_ADDR='n0')
-
-
 @pytest.mark.parametrize(
     ('env', 'words'),
     [
@@ -86,16 +83,16 @@ def test_where_the_nodes_meet(call, env: str, words: str) -> None:
 @pytest.mark.parametrize(
     ('line', 'env', 'message'),
     [
-        ('dist_train.sh c.py', {}, 'usage: '),
-        ('dist_test.sh c.py', {}, 'usage: '),
-        ('slurm_train.sh c.py', {}, 'usage: '),
-        ('dist_train.sh c.py 8', dict(NNODES='2'), 'NNODES=2 needs MASTER_ADDR'),
-        ('dist_train.sh c.py 8', dict(NODES, NODE_RANK='2'), 'NODE_RANK=2 is none of 0 to 1'),
-        ('slurm_train.sh p j c.py w', dict(GPUS='12'), 'is not a multiple of GPUS_PER_NODE=8'),
+        ('dist_train.sh c.py', '', 'usage: '),
+        ('dist_test.sh c.py', '', 'usage: '),
+        ('slurm_train.sh c.py', '', 'usage: '),
+        ('dist_train.sh c.py 8', 'NNODES=2', 'NNODES=2 needs MASTER_ADDR'),
+        ('dist_train.sh c.py 8', 'NNODES=2 MASTER_ADDR=n0 NODE_RANK=2', 'NODE_RANK=2 is none of'),
+        ('slurm_train.sh p j c.py w', 'GPUS=12', 'is not a multiple of GPUS_PER_NODE=8'),
     ],
 )
-def test_mistakes_start_nothing(call, line: str, env: dict, message: str) -> None:
-    done = call(*line.split(), **env)
+def test_mistakes_start_nothing(call, line: str, env: str, message: str) -> None:
+    done = call(*line.split(), **dict(pair.split('=') for pair in env.split()))
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stdout == ''
