@@ -32,7 +32,7 @@ class LabelMap(nn.Module):
     names = ('labels', 'scores')
     prefixes = ('backbone.', 'neck.', 'decode_head.')
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
         if model.out_channels == 1:
@@ -54,7 +54,7 @@ class LabelMap(nn.Module):
         return labels, scores
 
 
-def segment(model: nn.Module, image: Tensor) -> Tensor:
+def segment(model: Any, image: Tensor) -> Tensor:
     """Logits `(B, classes, H, W)` of a segmentor at the size of the image, in one piece."""
     with _KnownSizes():
         return model.encode_decode(image, [sample.metainfo for sample in samples_of(image)])
@@ -67,10 +67,10 @@ class Detections(nn.Module):
     UsageError for others, or another suppression than `nms`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        roi = getattr(model, 'roi_head', None)
+        roi: Any = getattr(model, 'roi_head', None)
         if hasattr(model, 'forward_transformer'):
             self.predict, masks = self._predict_detr, False
         elif _has_plain_stages(model):
@@ -155,9 +155,9 @@ def as_outputs(instances: Any) -> tuple[Tensor, ...]:
     return (dets, instances.labels, *([instances.masks] if 'masks' in instances else []))
 
 
-def _has_plain_stages(model: nn.Module) -> bool:
+def _has_plain_stages(model: Any) -> bool:
     """Whether all parts are those that are written here; others may do more."""
-    roi = getattr(model, 'roi_head', None)
+    roi: Any = getattr(model, 'roi_head', None)
     if type(roi).__name__ != 'StandardRoIHead' or type(model.rpn_head).__name__ != 'RPNHead':
         return False
     if roi.with_mask and not (
@@ -169,9 +169,7 @@ def _has_plain_stages(model: nn.Module) -> bool:
     return 'BBoxHead' in kinds and hasattr(roi.bbox_roi_extractor, 'map_roi_levels')
 
 
-def _propose(
-    head: nn.Module, features: tuple[Tensor, ...], cfg: ConfigDict, size: torch.Size
-) -> Tensor:
+def _propose(head: Any, features: tuple[Tensor, ...], cfg: ConfigDict, size: torch.Size) -> Tensor:
     """The boxes `(K, 4)` of a region proposal network."""
     maps = list(zip(*head(features), strict=True))
     priors = head.prior_generator.grid_priors([s.shape[2:] for s, _ in maps], device='cpu')
@@ -194,7 +192,7 @@ def _propose(
 
 
 def _classify(
-    head: nn.Module, regions: Tensor, logits: Tensor, deltas: Tensor, size: torch.Size
+    head: Any, regions: Tensor, logits: Tensor, deltas: Tensor, size: torch.Size
 ) -> tuple[Tensor, Tensor]:
     """Scores `(K, classes)` and the boxes of each class `(K, classes, 4)`."""
     scores = head.loss_cls.get_activation(logits) if head.custom_cls_channels else logits.softmax(1)
