@@ -35,6 +35,19 @@ def test_patches_are_a_convolution_of_the_padded_image(size: tuple[int, int]) ->
         torch.testing.assert_close(one, other)
 
 
+def test_images_of_free_sizes_are_compiled() -> None:
+    embed, positions = PatchEmbed(3, 8, 16), torch.randn(1, 9, 8)
+
+    def tokens(x: torch.Tensor) -> torch.Tensor:
+        maps = embed(x)
+        return maps.flatten(2).mT + resize_positions(positions, maps.shape[2:], (3, 3), 0, False)
+
+    compiled = torch.compile(tokens, backend='aot_eager', dynamic=True)
+    for height in (33, 50):
+        x = torch.randn(2, 3, height, 40)
+        torch.testing.assert_close(compiled(x), tokens(x))
+
+
 @pytest.mark.parametrize('antialias', [False, True])
 @pytest.mark.parametrize('new', [(4, 4), (7, 9), (3, 4), (1, 1)])
 @pytest.mark.parametrize('prefix', [0, 2])

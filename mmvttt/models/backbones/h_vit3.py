@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmvttt.arguments import check_choice, check_int
 from mmvttt.errors import OptionError
 
 from ..layers.conv import map_size, to_map
+from ..layers.embedding import pad_to_multiple
 from ..layers.mixer import Mixer, resolve_mixer
 from ..layers.mixer_block import MixerBlock
 from ..layers.norms import ConvNormAct, NormLayer, build_norm
@@ -51,7 +51,7 @@ class Stem(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         """`(B, in_channels, H, W)` → `(B, C, ⌈H/4⌉, ⌈W/4⌉)`, channels last."""
         # vmap knows no memory formats.
-        x = _pad_to_multiple(x, 4).permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+        x = pad_to_multiple(x, 4).permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
         return super().forward(x)
 
 
@@ -75,7 +75,7 @@ class Downsample(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`(B, C', h, w)` → `(B, C, ⌈h/2⌉, ⌈w/2⌉)`, with odd sides padded at the end."""
         # In place: the expanded map is the largest tensor of the model.
-        x = self.widen(_pad_to_multiple(x, 2)).relu_()
+        x = self.widen(pad_to_multiple(x, 2)).relu_()
         return self.norm(self.narrow(self.halve(x).relu_()))
 
 
@@ -293,11 +293,3 @@ class HViT3(nn.Module):
             return total - 1, total
         stage, kind, index = int(rest[0]), rest[1], rest[2]
         return 1 + sum(self.depths[:stage]) + (int(index) if kind == 'blocks' else 0), total
-
-
-def _pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
-    """Zeros at the right and the bottom, up to the next multiple of both sides."""
-    right, bottom = -x.shape[3] % multiple, -x.shape[2] % multiple
-    # A condition would restrict an exported program to sizes that need padding, or that do not.
-    needed = torch.compiler.is_exporting() or right or bottom
-    return F.pad(x, (0, right, 0, bottom)) if needed else x

@@ -38,8 +38,16 @@ class PatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, in_channels, H, W)`, padded to whole patches → `(B, C, ⌈H/patch⌉, ⌈W/patch⌉)`."""
-        height, width = self.proj.kernel_size
-        return self.proj(F.pad(x, (0, -x.shape[3] % width, 0, -x.shape[2] % height)))
+        return self.proj(pad_to_multiple(x, self.proj.kernel_size[0]))
+
+
+def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
+    """Pads `(…, H, W)` with zeros, at the right and the bottom, to multiples of a number."""
+    # torch 2.15 cannot compile `-n % multiple` of a free size where an interpolation reads it.
+    bottom, right = ((n + multiple - 1) // multiple * multiple - n for n in x.shape[-2:])
+    # A condition would restrict an exported program to sizes that need padding, or that do not.
+    needed = torch.compiler.is_exporting() or right or bottom
+    return F.pad(x, (0, right, 0, bottom)) if needed else x
 
 
 def resize_positions(
