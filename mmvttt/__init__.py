@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from .by_name import finetune, load
     from .models.adapters import ViTAdapter
     from .models.backbones import T5, HViT3, TimmViT, ViT3, Vittt
+    from .models.generation import DiT3
     from .models.linearize import Linearization, linearize
 
 __all__ = [
     'T5',
+    'DiT3',
     'HViT3',
     'Linearization',
     'TimmViT',
@@ -33,7 +35,7 @@ _NAMES = OnDemand(
     __name__,
     by_name='finetune load',
     models='T5 HViT3 TimmViT ViT3 ViTAdapter Vittt',
-    **{'models.linearize': 'Linearization linearize'},
+    **{'models.generation': 'DiT3', 'models.linearize': 'Linearization linearize'},
 )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from mmvttt.errors import OptionError, OptionTypeError
+from mmvttt.errors import OptionError, OptionTypeError, first_line
 
 
 def check_int(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
@@ -50,6 +50,16 @@ def check_part(name: str, value: Any, allowed: str = 'a fraction in [0, 1]') -> 
         raise OptionTypeError(f'{name}={value!r}: choose {allowed}.')
     if not 0 <= value <= 1:
         raise OptionError(f'{name}={value!r}: choose {allowed}.')
+
+
+def check_device(device: str) -> None:
+    """Checks that torch can use a device here."""
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (AssertionError, RuntimeError) as error:
+        raise OptionError(f"{device!r} is not there, give 'cpu': {first_line(error)}") from error
 
 
 def check_choice(name: str, value: Any, choices: Collection) -> None:

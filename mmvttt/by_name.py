@@ -6,16 +6,14 @@ import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .checkpoints.published import PUBLISHED, SCHEME
+from .arguments import check_device
+from .checkpoints.published import PUBLISHED, SCHEME, SHORT_NAMES
 from .distributions import missing
 from .errors import UsageError, suggest
 
 if TYPE_CHECKING:
     from .named_model import NamedModel
     from .openmmlab.apis.inference import Predictor
-
-# Short names of shipped models.
-NAMES = {'pedestrians': 'maskrcnn_vittt_nano_pedestrians'}
 
 
 def resolve(
@@ -26,15 +24,29 @@ def resolve(
     Raises:
         UsageError: No checkpoint is given, and none is published.
     """
-    config = NAMES.get(os.fspath(model), os.fspath(model))
+    config = SHORT_NAMES.get(os.fspath(model), os.fspath(model))
     if checkpoint is None and (config not in PUBLISHED or PUBLISHED[config].start_of):
-        timm = {row.timm: name for name, row in PUBLISHED.items() if row.timm}
-        close = suggest(config, [*PUBLISHED, *NAMES])
-        if config in timm:
-            close = f', did you mean {timm[config]!r}?'
-        names = ', '.join(n for n, row in PUBLISHED.items() if not row.start_of)
-        raise UsageError(f'{config!r} needs a checkpoint{close or f"; published are {names}"}')
+        raise UsageError(f'{config!r} {_without_weights(config)}')
     return config, f'{SCHEME}{config}' if checkpoint is None else os.fspath(checkpoint)
+
+
+def _without_weights(config: str) -> str:
+    """Why a config has no weights, and what to do."""
+    if config.endswith(('.pth', '.pt', '.safetensors', '.onnx', '.xml')):
+        return 'is a file of weights: give its config first, then the file'
+    if find_spec('mmengine') is not None:
+        from .openmmlab.config import find_config
+
+        if find_config(config) is not None:
+            return 'needs a checkpoint: give it after the config'
+    # timm's names, also without a tag.
+    timm = {row.timm: name for name, row in PUBLISHED.items() if row.timm}
+    timm |= {name.partition('.')[0]: config for name, config in timm.items()}
+    if config in timm:
+        return f'is a name of timm, did you mean {timm[config]!r}?'
+    names = ', '.join(n for n, row in PUBLISHED.items() if not row.start_of)
+    close = suggest(config, [*PUBLISHED, *SHORT_NAMES]) or f'; published are {names}'
+    return f'needs a checkpoint{close}'
 
 
 def load(
@@ -63,6 +75,7 @@ def load(
     from .openmmlab.config import load_config
 
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
+    check_device(device)
     cfg = load_config(config, cfg_options=cfg_options, needed=('model',))
     return open_model(cfg, weights, device)
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from .arguments import check_device
 from .errors import CheckpointError, DataError, UsageError
 from .outputs import check_new_file, check_new_folder
 
@@ -141,7 +142,7 @@ new_folder = partial(_tried, check_new_folder)
 def add_device(parser: argparse.ArgumentParser) -> None:
     """The option --device, by default `default_device()`."""
     help = 'default: a GPU if there is one'
-    parser.add_argument('--device', type=usable_device, help=help)
+    parser.add_argument('--device', type=partial(_tried, check_device), help=help)
 
 
 def default_device() -> str:
@@ -149,18 +150,6 @@ def default_device() -> str:
     import torch
 
     return 'cuda' if torch.cuda.is_available() else 'cpu'
-
-
-def usable_device(text: str) -> str:
-    """A device that torch can use here."""
-    import torch
-
-    try:
-        torch.empty(1, device=text)
-    except (AssertionError, RuntimeError) as error:
-        reason = str(error).partition('\n')[0]
-        raise argparse.ArgumentTypeError(f"{text!r} is not there, give 'cpu': {reason}") from error
-    return text
 
 
 def printable(text: object) -> str:

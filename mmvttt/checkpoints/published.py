@@ -99,11 +99,14 @@ def _table() -> dict[str, Published]:
 
 
 PUBLISHED = _table()
+# Of shipped models.
+SHORT_NAMES = {'pedestrians': 'maskrcnn_vittt_nano_pedestrians'}
 
 
 def published(name: str) -> Published:
     """The row of `name` or `mmvttt://name`. Raises CheckpointMissingError if there is none."""
     short = name.removeprefix(SCHEME)
+    short = SHORT_NAMES.get(short, short)
     if short not in PUBLISHED:
         raise CheckpointMissingError(
             f'there are no published weights {short!r}{suggest(short, PUBLISHED)}; there are '

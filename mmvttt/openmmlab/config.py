@@ -17,6 +17,7 @@ from mmengine.config import Config
 from mmengine.config.utils import ConfigParsingError
 from mmengine.logging import print_log
 
+from ..checkpoints.published import SHORT_NAMES
 from ..distributions import missing, overlaid
 from ..errors import UsageError, suggest
 
@@ -223,7 +224,7 @@ def find_config(config: str | os.PathLike[str]) -> Path | None:
             return Path(Config._get_cfg_path(f'{package}::{name}', '')[0])
         except (ImportError, OSError, ValueError) as error:
             raise UsageError(f"there is no config '{config}': {error}") from error
-    path = Path(config)
+    path = Path(SHORT_NAMES.get(os.fspath(config), config))
     if path.suffix == '.py':
         return path
     named = config_root() / f'{path}.py'

@@ -10,10 +10,11 @@ from torch import nn
 from mmvttt.by_name import resolve
 from mmvttt.checkpoints.download import cache
 from mmvttt.checkpoints.load import load_pretrained
-from mmvttt.checkpoints.published import PUBLISHED
+from mmvttt.checkpoints.published import PUBLISHED, SHORT_NAMES, published
 from mmvttt.checkpoints.read import read_content
 from mmvttt.checkpoints.sources import find_source
 from mmvttt.errors import CheckpointError, CheckpointMissingError, UsageError
+from mmvttt.openmmlab.config import find_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,8 +84,23 @@ def test_the_cache_is_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         ('h_vit3_tiny.mesa_in1k', 'hvit3_t_mesa_in1k'),
         ('maskrcnn_hvit_t_3x', 'maskrcnn_hvit3_t_3x'),
         ('pedestrian', 'pedestrians'),
+        ('h_vit3_tiny', 'hvit3_t_mesa_in1k'),
     ],
 )
 def test_an_unknown_name_suggests_the_nearest(name: str, meant: str) -> None:
     with pytest.raises(UsageError, match=f"'{meant}'"):
         resolve(name)
+
+
+@pytest.mark.parametrize('name', ['maskrcnn_vittt_demo', 'own.py', 'work_dirs/epoch_1.pth'])
+def test_what_has_no_published_weights_is_no_misspelt_name(name: str) -> None:
+    with pytest.raises(UsageError, match=r'give (it after the|its) config') as caught:
+        resolve(name)
+    assert 'did you mean' not in str(caught.value)
+
+
+def test_a_short_name_is_one_for_all_tools() -> None:
+    name = SHORT_NAMES['pedestrians']
+    assert resolve('pedestrians') == (name, f'mmvttt://{name}')
+    assert find_config('pedestrians') == find_config(name)
+    assert published('pedestrians') is PUBLISHED[name]

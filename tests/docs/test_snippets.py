@@ -139,7 +139,7 @@ def test_all_other_examples_name_what_exists(page: Path, monkeypatch: pytest.Mon
 
     for name in ('parse_args', 'parse_intermixed_args'):
         monkeypatch.setattr(argparse.ArgumentParser, name, only_parse)
-    monkeypatch.setattr(cli, 'usable_device', str)
+    monkeypatch.setattr(cli, 'check_device', str)
     for language, code in OTHERS.findall(BLOCK.sub('', page.read_text())):
         if language == 'python':
             ours = (

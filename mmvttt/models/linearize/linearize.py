@@ -145,6 +145,8 @@ def linearize(
         )
     recipe = RECIPES.get(where, RECIPES['t5']) if isinstance(where, str) else RECIPES['t5']
     candidates = {name: module for name, module in parts.items() if module != CROSS}
+    if recipe.where != 'all' and not candidates.keys() >= {*recipe.where}:
+        raise OptionError(f'where={where!r} is for the attentions {", ".join(recipe.where)}')
     names = _chosen(where if recipe.where == 'all' else recipe.where, candidates)
     for name in names:
         if isinstance(parts[name], str):
@@ -184,7 +186,8 @@ def _family(model: nn.Module) -> ModuleType:
         f'{type(model).__name__} cannot be linearized: give a VisionTransformer, Eva, Beit, '
         'VisionTransformerRelPos, CAFormer, PiT or VOLO of timm, or a DiT, PixArt, SD3 or Flux '
         'transformer of diffusers, not compiled or wrapped (model._orig_mod or model.module holds '
-        'it then). Weights of transformers load into mmvttt.TimmViT.'
+        'it then, model.model with features_only). Weights of transformers load into '
+        'mmvttt.TimmViT.'
     )
 
 

@@ -85,6 +85,6 @@ def checked_size(map_size: MapSize | None, tokens: Tensor, others: int) -> MapSi
     if tokens.shape[1] != others + h * w:
         raise OptionError(
             f'{tokens.shape[1]} tokens are not a map of {h}×{w} and {others} others: a linearized '
-            'attention needs all patches of an image.'
+            'attention needs all patches of an image (patch_drop_rate=0).'
         )
     return map_size

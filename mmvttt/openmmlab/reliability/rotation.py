@@ -32,7 +32,8 @@ class Rotation:
         These files will be removed, and a crafted checkpoint could name others.
         """
         info = self.hub.runtime_info
-        for key in [k for k in info if k.startswith('best_ckpt') or k in (_LAST, _PREEMPTED)]:
+        named = [k for k in info if k.startswith('best_ckpt') or k in (_LAST, _PREEMPTED)]
+        for key in filter(info.get, named):
             name = re.split(r'[/\\]', str(info[key]))[-1]
             if _OURS.fullmatch(name):
                 info[key] = os.path.join(self.folder, name)
@@ -49,7 +50,10 @@ class Rotation:
         """Notes a regular checkpoint that is about to be written."""
         info = self.hub.runtime_info
         self._keep([*(before for before in info.get(_KEPT, []) if before != step), step])
-        self.replace(info.pop(_PREEMPTED, ''))
+        # mmengine warns of entries that a resume does not find.
+        if _PREEMPTED in info:
+            self.replace(info[_PREEMPTED])
+            info[_PREEMPTED] = ''
 
     def preempt(self, name: str) -> None:
         """Notes a checkpoint between two regular ones that is about to be written."""
