@@ -190,6 +190,10 @@ def _explained(text: str, key: str, part: Mapping, scope: str | None) -> str | N
         scoped = [s for registry in roots for s in (registry, *registry.children.values())]
         names = {x for s in scoped for n in s.module_dict for x in (n, f'{s.scope}.{n}')}
         return None if any(kinds) else f'{key}type: there is no {kind!r}{suggest(kind, names)}'
+    # Only a call of this class is about this dict; one without a type makes a DataLoader.
+    owners = {c.__qualname__ for kind in kinds for c in getattr(kind, '__mro__', ())}
+    if not any(f'{name}.__init__() got' in text for name in owners or {'DataLoader'}):
+        return None
     options = {n for kind in kinds if isinstance(kind, type) for n in config_options(kind)}
     near = suggest(wrong, {*part, *options} - {wrong})
     advice = '; if it comes from a _base_, put _delete_=True into its dict'

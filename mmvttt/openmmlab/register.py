@@ -11,7 +11,7 @@ from torch import nn
 
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.preparation import Preparation
-from mmvttt.errors import OptionTypeError
+from mmvttt.errors import OptionTypeError, suggest
 from mmvttt.models import adapters, backbones
 from mmvttt.models.adapters.vit_adapter import warn_of_unused
 from mmvttt.models.generation.losses import DDPMLoss, FlowLoss
@@ -67,6 +67,7 @@ class FromLibrary(BaseModule):
             warn_of_unused(options['backbone'])
             # With an init_cfg of its own.
             options['backbone'] = MODELS.build(options['backbone'])
+        require_options(type(self), options)
         # BaseModule.__init__ would call the library's class without arguments.
         super(BaseModule, self).__init__(**options)
         self._is_init = False
@@ -124,6 +125,19 @@ def config_options(kind: type) -> list[str]:
         if not any(p.kind == p.VAR_KEYWORD for p in parameters):
             break
     return list(names)
+
+
+def require_options(kind: type, options: Mapping[str, Any]) -> None:
+    """Raises an error for an option that a class of the library lacks, and names its options."""
+    names = [*config_options(kind), 'init_cfg']
+    wrong = next((name for name in options if name not in names), None)
+    if wrong is None:
+        return
+    shown = [('norm_cfg' if name == 'norm_layer' else name) for name in names]
+    raise OptionTypeError(
+        f'{kind.__name__} has no option {wrong!r}{suggest(wrong, shown)}; it has '
+        f'{", ".join(shown)}. If it comes from a _base_, put _delete_=True into this dict'
+    )
 
 
 def _registered(kind: type[nn.Module]) -> type[nn.Module]:

@@ -20,7 +20,7 @@ from mmvttt.cli import plain_errors
 from mmvttt.errors import CheckpointMismatchError, UsageError
 from mmvttt.openmmlab.apis.evaluate import _dump, enable_tta, evaluate, show_predictions
 from mmvttt.openmmlab.apis.train import enable_amp
-from mmvttt.openmmlab.config import load_config
+from mmvttt.openmmlab.config import load_config, named_entries
 from mmvttt.openmmlab.reliability import AnomalyHook, add_protection
 
 
@@ -116,6 +116,13 @@ def test_an_entry_for_which_nothing_is_built(
 ) -> None:
     with pytest.raises(UsageError, match=f'^{key}: .*{near}'):
         run('train', cfg_options={key: value})
+
+
+def test_a_bug_in_a_call_is_not_taken_for_a_mistake_in_the_config() -> None:
+    error = TypeError("resize() got an unexpected keyword argument 'mean'")
+    with pytest.raises(TypeError) as caught, named_entries(Config(dict(image=dict(mean=0)))):
+        raise error
+    assert caught.value is error
 
 
 def test_weights_of_another_model_are_an_error(run: Callable) -> None:

@@ -13,7 +13,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS as ROOT
 from torch import nn
 
-from mmvttt.errors import CheckpointMismatchError
+from mmvttt.errors import CheckpointMismatchError, OptionTypeError
 from mmvttt.models.layers.mixer import MIXERS
 from mmvttt.openmmlab import register
 from mmvttt.openmmlab.registry import MODELS
@@ -81,7 +81,7 @@ def test_an_unknown_option(name: str) -> None:
     if name == 'HViT3':
         wrong.append(dict(norm_cfg=dict(type='BN'), norm_layer='BN'))
     for options in wrong:
-        with pytest.raises(TypeError):
+        with pytest.raises(OptionTypeError):
             build(name, **options)
 
 
