@@ -132,8 +132,8 @@ def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
     opened.save(tmp_path / 'lying.jpg', exif=exif)
     for lying in (tmp_path / 'lying.jpg', Image.open(tmp_path / 'lying.jpg')):
         assert predictor.predict(lying).draw().shape == (64, 48, 3)
-    dark = Image.fromarray(np.zeros((4, 4), np.uint16))
-    for wrong in (np.zeros((4, 4, 3)), np.zeros((4, 4, 4), np.uint8), 7, dark):
+    dark, thin = Image.fromarray(np.zeros((4, 4), np.uint16)), np.zeros((1, 9999, 3), np.uint8)
+    for wrong in (np.zeros((4, 4, 3)), np.zeros((4, 4, 4), np.uint8), 7, dark, thin):
         with pytest.raises(UsageError):
             predictor.predict(wrong)
     for score in (-0.1, 1.5):

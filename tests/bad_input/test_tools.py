@@ -32,6 +32,7 @@ NO_CONFIG = ('no.py', 'empty')
 WRONG: list[tuple[tuple[str, ...], tuple[str, ...], int, tuple[str, ...]]] = [
     (('get_flops', 'vittt_t_in1k', '--depth'), NUMBERS, 2, ('--depth', '1 or more')),
     (('get_flops', 'vittt_t_in1k', '--shape', '64'), NUMBERS, 2, ('--shape', '1 or more')),
+    (('train', 'c.py', '--cfg-options', 'a=1'), ('nonsense',), 2, ('write KEY=VALUE',)),
     (('benchmark', QUICK[0], '--device'), DEVICES, 2, ('is not there',)),
     *(((tool,), NO_CONFIG, 1, ('error: there is no ',)) for tool in ('check_data', 'train')),
 ]

@@ -78,25 +78,21 @@ def test_the_cache_is_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ('name', 'meant'),
+    ('name', 'advice'),
     [
-        ('vittt_nano_patch4_32.cifar10', 'cifar10_vittt_nano'),
-        ('h_vit3_tiny.mesa_in1k', 'hvit3_t_mesa_in1k'),
-        ('maskrcnn_hvit_t_3x', 'maskrcnn_hvit3_t_3x'),
-        ('pedestrian', 'pedestrians'),
-        ('h_vit3_tiny', 'hvit3_t_mesa_in1k'),
+        ('vittt_nano_patch4_32.cifar10', "mean 'cifar10_vittt_nano'"),
+        ('h_vit3_tiny.mesa_in1k', "mean 'hvit3_t_mesa_in1k'"),
+        ('h_vit3_tiny', "mean 'hvit3_t_mesa_in1k'"),
+        ('maskrcnn_hvit_t_3x', "mean 'maskrcnn_hvit3_t_3x'"),
+        ('pedestrian', "mean 'pedestrians'"),
+        ('maskrcnn_vittt_demo', 'needs a checkpoint: give it after the config$'),
+        ('own.py', 'needs a checkpoint: give it after the config$'),
+        ('work_dirs/epoch_1.pth', 'give its config first'),
     ],
 )
-def test_an_unknown_name_suggests_the_nearest(name: str, meant: str) -> None:
-    with pytest.raises(UsageError, match=f"'{meant}'"):
+def test_a_name_without_published_weights_has_advice(name: str, advice: str) -> None:
+    with pytest.raises(UsageError, match=advice):
         resolve(name)
-
-
-@pytest.mark.parametrize('name', ['maskrcnn_vittt_demo', 'own.py', 'work_dirs/epoch_1.pth'])
-def test_what_has_no_published_weights_is_no_misspelt_name(name: str) -> None:
-    with pytest.raises(UsageError, match=r'give (it after the|its) config') as caught:
-        resolve(name)
-    assert 'did you mean' not in str(caught.value)
 
 
 def test_a_short_name_is_one_for_all_tools() -> None:

@@ -5,25 +5,19 @@ import torch
 from timm.layers import LayerNorm2d
 from torch import nn
 
-from mmvttt.models.backbones import HViT3
 from mmvttt.models.layers.norms import build_norm
 from mmvttt.models.layers.rope import rotate, rotation_2d
 
-from .building import STAGES
+from .building import build_case
 
 GN = dict(type='GN', num_groups=8)
-
-
-def reduced(**kwargs) -> HViT3:
-    torch.manual_seed(0)
-    return HViT3(**{'arch': STAGES, **kwargs})
 
 
 @pytest.mark.parametrize(
     ('norm_layer', 'kind'), [('SyncBN', nn.SyncBatchNorm), (GN, nn.GroupNorm), ('LN', LayerNorm2d)]
 )
 def test_norms_of_stem_downsampling_and_feature(norm_layer: str | dict, kind: type) -> None:
-    model = reduced(norm_layer=norm_layer, out_type='avg_featmap').eval()
+    model = build_case('HViT3', norm_layer=norm_layer, out_type='avg_featmap').eval()
     assert sum(isinstance(m, kind) for m in model.modules()) == 5 + 3 + 1
     assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
     assert model(torch.randn(1, 3, 32, 48))[0].shape == (1, 64)
@@ -38,13 +32,14 @@ def test_a_layer_norm_is_over_the_channels_of_a_map() -> None:
 def test_one_cell_trains_with_two_images_or_another_norm() -> None:
     x = torch.randn(1, 3, 32, 32)
     with pytest.raises(ValueError, match='more than 1 value per channel'):
-        reduced(out_type='avg_featmap')(x)
-    for model, images in ((reduced(), x.repeat(2, 1, 1, 1)), (reduced(norm_layer=GN), x)):
+        build_case('HViT3', out_type='avg_featmap')(x)
+    for options, images in (({}, x.repeat(2, 1, 1, 1)), (dict(norm_layer=GN), x)):
+        model = build_case('HViT3', **options)
         outs = model(images)
         sum(out.square().sum() for out in outs).backward()
         assert all(out.isfinite().all() for out in outs)
         assert all(p.grad.isfinite().all() for p in model.parameters())
-    assert reduced().eval()(x)[3].shape == (1, 64, 1, 1)
+    assert build_case('HViT3').eval()(x)[3].shape == (1, 64, 1, 1)
 
 
 def test_rotation_in_bf16_is_made_in_fp32() -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 from mmengine.config import Config
@@ -157,8 +158,16 @@ class Predictor:
         shown = _shown(results['img'])
         if tiles is not None:
             return self._in_tiles(shown, score_thr, tiles)
+        try:
+            inputs = self.pipeline(results)
+        except cv2.error as error:
+            height, width = shown.shape[:2]
+            raise UsageError(
+                f'{results.get("img_path", "the image")} of {width}×{height} pixels cannot be '
+                'resized for this model: cut it into pieces that are less narrow'
+            ) from error
         with torch.no_grad():
-            sample = self.model.test_step(pseudo_collate([self.pipeline(results)]))[0].cpu()
+            sample = self.model.test_step(pseudo_collate([inputs]))[0].cpu()
         found: dict[str, Any] = {}
         if self.scope == 'mmdet':
             instances = sample.pred_instances
