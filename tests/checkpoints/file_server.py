@@ -39,6 +39,8 @@ def serve(share: Share) -> Iterator[Share]:
                 self.send_file(name, share.files[name], ranged)
 
         def send_file(self, name: str, body: bytes, ranged: str | None) -> None:
+            # Before the headers, after which the client may make its next request.
+            end = share.cuts.pop(0) if share.cuts else len(body)
             tag = f'"{hash(body)}"'
             start = int(ranged[6:-1]) if ranged and self.headers.get('If-Range') == tag else 0
             self.send_response(206 if start else 200)
@@ -46,7 +48,6 @@ def serve(share: Share) -> Iterator[Share]:
             self.send_header('Content-Length', str(len(body) - start))
             self.send_header('Content-Disposition', f'attachment; filename="other-{name}"')
             self.end_headers()
-            end = share.cuts.pop(0) if share.cuts else len(body)
             self.wfile.write(body[start:end])
 
         def log_message(self, *_: object) -> None:

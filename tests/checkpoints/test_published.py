@@ -86,7 +86,6 @@ def test_the_cache_is_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         ('maskrcnn_hvit_t_3x', "mean 'maskrcnn_hvit3_t_3x'"),
         ('pedestrian', "mean 'pedestrians'"),
         ('maskrcnn_vittt_demo', 'needs a checkpoint: give it after the config$'),
-        ('own.py', 'needs a checkpoint: give it after the config$'),
         ('work_dirs/epoch_1.pth', 'give its config first'),
     ],
 )
