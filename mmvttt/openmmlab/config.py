@@ -122,7 +122,7 @@ def _fetch_private(cfg: Any) -> None:
 
 
 def _check_keys(cfg: Config, options: Iterable[str]) -> None:
-    """Warns of a misspelt key that nothing reads; an option that nothing reads is a UsageError."""
+    """Warns of a misspelt key that nothing reads. Such an option is a UsageError."""
     # Not imported with this module, which mmengine imports, because it imports torch.
     from mmengine.runner import Runner
 
@@ -182,7 +182,8 @@ def _explained(text: str, key: str, part: Mapping, scope: str | None) -> str | N
         return None
     from mmengine import registry as root
 
-    from .register import config_options, resolve_type
+    from .register import config_options
+    from .registry import resolve_type
 
     roots = [value for value in vars(root).values() if isinstance(value, root.Registry)]
     kinds = [resolve_type(part.get('type'), registry, scope) for registry in roots]
