@@ -99,7 +99,7 @@ def _table() -> dict[str, Published]:
 
 
 PUBLISHED = _table()
-# Of shipped models.
+# Short names of shipped models.
 SHORT_NAMES = {'pedestrians': 'maskrcnn_vittt_nano_pedestrians'}
 
 

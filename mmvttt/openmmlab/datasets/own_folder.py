@@ -210,7 +210,7 @@ def _coco(folder: OwnFolder) -> Read:
     for path, content in contents.items():
         findings = Findings(repr(os.fspath(path)))
         with _reading(path, 'COCO'):
-            # What some programs leave out, and what follows from the rest.
+            # Entries that some programs leave out, and that follow from the rest.
             for number, entry in enumerate(content['annotations'], 1):
                 entry.setdefault('id', number)
                 entry.setdefault('area', math.prod(entry.get('bbox', ())[2:]))

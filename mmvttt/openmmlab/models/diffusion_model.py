@@ -16,7 +16,7 @@ from mmvttt.models.generation.sampling import image_generator, sample, sampling_
 from ..registry import MODELS
 
 _LABELS = 'class_labels'
-# What the tools that need photographs say of a `DiffusionModel`.
+# The error of tools that need photographs, for a `DiffusionModel`.
 TAKES_NO_PHOTOGRAPHS = (
     'a diffusion model takes no photographs: tools/generate.py draws images with it'
 )
