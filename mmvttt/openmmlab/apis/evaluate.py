@@ -18,7 +18,7 @@ from mmvttt.deploy.prepare import prepare
 from mmvttt.errors import UsageError
 from mmvttt.outputs import check_new_file
 
-from ..config import load_config, named_entries
+from ..config import load_config
 from ..engine.amp import half_type
 from ..registry import type_name
 from ..reliability.data.annotations import check_data
@@ -90,12 +90,11 @@ def evaluate(
         exported = open_for(file, [data['pipeline'] for data in sets], amp)
         make = partial(FileModel, file=exported)
     check_data(cfg, ('test',))
-    with named_entries(cfg):
-        runner, content = build_runner(cfg), read_content(source)
-        require_weights(runner, content, source, whole=True)
-        runner.register_hook(_TestOther(make))
-        runner.test_evaluator.metrics += metrics
-        return runner.test()
+    runner, content = build_runner(cfg), read_content(source)
+    require_weights(runner, content, source, whole=True)
+    runner.register_hook(_TestOther(make))
+    runner.test_evaluator.metrics += metrics
+    return runner.test()
 
 
 class _TestOther(Hook):
