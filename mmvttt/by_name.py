@@ -43,7 +43,7 @@ def _without_weights(config: str) -> str:
     timm = {row.timm: name for name, row in PUBLISHED.items() if row.timm}
     timm |= {name.partition('.')[0]: config for name, config in timm.items()}
     if config in timm:
-        return f'is a name of timm, did you mean {timm[config]!r}?'
+        return f'is a timm name, did you mean {timm[config]!r}?'
     names = ', '.join(n for n, row in PUBLISHED.items() if not row.start_of)
     close = suggest(config, [*PUBLISHED, *SHORT_NAMES]) or f'; published are {names}'
     return f'needs a checkpoint{close}'

@@ -149,7 +149,7 @@ def own_loggers() -> Iterator[None]:
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Texts that `print_log` gives to the current logger, but for those of debugging."""
+    """Texts that `print_log` gives to the current logger, without debug messages."""
     from mmengine.logging import MMLogger
 
     texts: list[str] = []

@@ -109,7 +109,7 @@ class ResizeInto:
     """A pipeline's `Resize` to the largest size of the image's ratio inside (height, width)."""
 
     def __init__(self, resize: dict[str, Any], size: Sequence[int]) -> None:
-        # Found in the scope of the pipeline, which may not be that of a call.
+        # Resolved here, in the pipeline's scope, which may differ from the scope of a call.
         kind = resolve_type(resize['type'], TRANSFORMS, None)
         self.resize, self.size = dict(resize, type=kind), size
 

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def coco_json(classes: Sequence[str], pictures: Iterable[tuple[dict, Sequence[dict]]]) -> str:
-    """The text of a file, of the entry of each image and those of its objects.
+    """The text of a file, from the entries of each image and of its objects.
 
     In an object 'category' is the name of its class. Entries without an id are numbered from 1.
     """
