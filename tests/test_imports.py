@@ -97,15 +97,15 @@ def test_no_circle_among_rooms() -> None:
     assert not circles(rooms), {name: rooms[name] & circles(rooms) for name in circles(rooms)}
 
 
-def test_the_protection_knows_no_model_and_no_op() -> None:
-    """Nor what lies beside it in the plugin, or above."""
-    plugin = {f'mmvttt.openmmlab.{name}' for name in ('registry', 'unwrap', 'reliability')}
+def test_protection_and_data_know_no_model_and_no_op() -> None:
+    """Nor what lies beside them in the plugin, or above; the protection checks data."""
+    plugin = {f'mmvttt.openmmlab.{name}' for name in ('registry', 'unwrap', 'data', 'reliability')}
     allowed = plugin | {
         f'mmvttt.{name}'
         for name in ('arguments', 'checkpoints', 'errors', 'outputs', 'pictures', 'version')
     }
     for name, used in USES.items():
-        if room(name) == 'mmvttt.openmmlab.reliability':
+        if room(name) in ('mmvttt.openmmlab.data', 'mmvttt.openmmlab.reliability'):
             assert set(map(room, used)) <= allowed, name
 
 

@@ -1,6 +1,6 @@
 """Checks the data of a config: annotations, labels, files, images.
 
-See mmvttt.openmmlab.reliability.data.annotations. Exit status 1 if there are errors. Warnings name
+See mmvttt.openmmlab.data.annotations. Exit status 1 if there are errors. Warnings name
 data that a training silently drops.
 
 example: mmvttt check_data configs/maskrcnn_vittt_t_pennfudan.py
@@ -22,7 +22,7 @@ def main() -> None:
     checked = wrong = 0
     with cli.plain_errors():
         from mmvttt.openmmlab.config import load_config
-        from mmvttt.openmmlab.reliability.data import annotations
+        from mmvttt.openmmlab.data import annotations
 
         config = load_config(args.config, cfg_options=args.cfg_options)
         images = not args.no_images

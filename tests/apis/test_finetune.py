@@ -16,10 +16,10 @@ from scipy import ndimage
 import mmvttt
 from mmvttt.errors import DataError, ResumeError, UsageError
 from mmvttt.openmmlab.apis.finetune import _by_class
-from mmvttt.openmmlab.datasets.own_folder import OwnFolder
+from mmvttt.openmmlab.data.own_folder import OwnFolder
 from mmvttt.openmmlab.reliability import Preempted
 
-from ..reliability.data.sets import coco, make_coco, write
+from ..data.sets import coco, make_coco, write
 
 DATA = Path(os.environ.get('MMVTTT_DATA', Path(__file__).parents[3] / 'shared/data'))
 BICYCLIST = 10

@@ -9,7 +9,7 @@ import torch
 
 from mmvttt import distributions
 
-from ..reliability.data.sets import coco, coco_dataset, config, make_coco, write
+from ..data.sets import coco, coco_dataset, config, make_coco, write
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = str(ROOT / 'configs/maskrcnn_vittt_demo.py')

@@ -32,7 +32,7 @@ from mmvttt.errors import CheckpointError
 from mmvttt.openmmlab.apis.evaluate import evaluate
 from mmvttt.openmmlab.apis.train import train
 from mmvttt.openmmlab.compat.checkpoints import load_safely
-from mmvttt.openmmlab.reliability.data.annotations import check_data
+from mmvttt.openmmlab.data.annotations import check_data
 
 from ..models.building import VITTT
 from .pickles import Reduced

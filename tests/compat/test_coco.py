@@ -11,7 +11,7 @@ from pycocotools.coco import COCO
 
 from mmvttt.openmmlab.compat.coco import evaluate_faster
 
-from ..reliability.data.sets import CLASSES, SIZE, coco, write
+from ..data.sets import CLASSES, SIZE, coco, write
 
 
 def test_the_faster_evaluator_is_taken_where_it_is_installed(

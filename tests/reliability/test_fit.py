@@ -15,7 +15,7 @@ from torch import nn
 
 from mmvttt.checkpoints.preparation import differences, of_preprocessor, saved_preparation
 from mmvttt.errors import CheckpointMismatchError, ResumeError, UsageError
-from mmvttt.openmmlab.reliability.data.dataset_config import preparation_of
+from mmvttt.openmmlab.data.dataset_config import preparation_of
 from mmvttt.openmmlab.reliability.fit import require_same_classes, require_weights
 from mmvttt.openmmlab.reliability.settings import flatten, training_settings
 from mmvttt.openmmlab.unwrap import bare_model

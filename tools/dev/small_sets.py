@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mmvttt.openmmlab.datasets.coco import coco_json, coco_object
+from mmvttt.openmmlab.data.write_coco import coco_json, coco_object
 
 # Penn-Fudan: numbers of the photographs for validation, and of those that are not used.
 VAL = {

@@ -19,10 +19,10 @@ from mmvttt.errors import UsageError
 from mmvttt.outputs import check_new_file
 
 from ..config import load_config
+from ..data.annotations import check_data
+from ..data.dataset_config import datasets_of
 from ..engine.amp import half_type
 from ..registry import type_name
-from ..reliability.data.annotations import check_data
-from ..reliability.data.dataset_config import datasets_of
 from ..reliability.fit import require_weights
 from ..unwrap import is_wrapped
 from .file_inference import FileModel, open_for

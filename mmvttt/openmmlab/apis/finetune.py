@@ -23,8 +23,8 @@ from mmvttt.errors import CheckpointError, DataError, ResumeError, UsageError
 from mmvttt.outputs import check_new_folder
 
 from ..config import load_config
-from ..datasets.own_folder import OwnFolder, picture_size, read_folder, write_lists
-from ..reliability.data.annotations import check_annotations, class_counts, heads_of
+from ..data.annotations import check_annotations, class_counts, heads_of
+from ..data.own_folder import OwnFolder, picture_size, read_folder, write_lists
 from ..reliability.weights import checkpoints_of
 from .inference import Predictor, open_model
 from .train import train

@@ -29,9 +29,9 @@ from mmvttt.named_model import image_channels
 from mmvttt.pictures import open_picture
 
 from ..config import named_entries
+from ..data.dataset_config import DatasetConfig, datasets_of, preparation_of
 from ..engine.amp import half_type
 from ..registry import resolve_type, type_name
-from ..reliability.data.dataset_config import DatasetConfig, datasets_of, preparation_of
 from .file_inference import FileModel, open_for
 from .predict import Prediction
 

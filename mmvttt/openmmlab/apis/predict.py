@@ -20,7 +20,7 @@ from mmvttt.distributions import require
 from mmvttt.errors import UsageError
 from mmvttt.pictures import SUFFIXES, open_image
 
-from ..datasets.coco import coco_box, coco_json, coco_object
+from ..data.write_coco import coco_box, coco_json, coco_object
 
 if TYPE_CHECKING:
     from .inference import Predictor

@@ -21,8 +21,8 @@ from torch.utils.data import BatchSampler, Sampler
 
 from mmvttt.errors import OptionError, OptionTypeError, ResumeError
 
+from ..data.contents import dataset_digest
 from ..registry import DATA_SAMPLERS, LOOPS, resolve_type, type_name
-from .data.contents import dataset_digest
 from .seeded_dataset import IMAGE, STEP, VALIDATION, Key, seed_everything
 from .settings import require_same
 

@@ -24,8 +24,8 @@ from mmvttt.checkpoints.preparation import saved_preparation, warn_of_other_imag
 from mmvttt.checkpoints.read import named_tensors, saved_classes
 from mmvttt.errors import CheckpointMismatchError, ResumeError, UsageError
 
+from ..data.dataset_config import preparation_of
 from ..unwrap import bare_model
-from .data.dataset_config import preparation_of
 from .exact_resume import DATA_SEED, SHAPE, VALIDATED
 from .settings import differences, training_settings
 from .weights import checkpoints_of, warning_of_random_weights

@@ -21,10 +21,10 @@ from mmengine.runner import Runner
 from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointError, DataError, ResumeError, first_line
 
+from ..data.annotations import check_data
 from ..registry import hook_class, type_name
 from .anomaly_hook import AnomalyHook
 from .checkpoint_hook import CheckpointHook
-from .data.annotations import check_data
 from .exact_resume import make_exact
 from .fit import CompareOnLoad, WarnAtStart, require_weights
 from .resume import candidates, choose_checkpoint

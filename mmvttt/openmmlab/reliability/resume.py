@@ -15,7 +15,7 @@ from mmengine.logging import print_log
 from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointError, ResumeError
 
-from .data.contents import file_digest
+from ..data.contents import file_digest
 from .settings import require_same
 
 # Entry of the message hub that identifies a training; a resumed one keeps it.

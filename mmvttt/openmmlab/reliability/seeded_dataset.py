@@ -19,9 +19,9 @@ from mmengine.logging import print_log
 
 from mmvttt.errors import DataError
 
+from ..data.dataset_config import innermost
+from ..data.images import read_image
 from ..registry import DATASETS
-from .data.dataset_config import innermost
-from .data.images import read_image
 
 # Purposes of random numbers that share a seed, a rank and a step.
 IMAGE, STEP, VALIDATION = range(3)

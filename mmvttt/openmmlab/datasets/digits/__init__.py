@@ -15,7 +15,7 @@ from PIL import Image
 
 from mmvttt.errors import OptionError, UsageError
 
-from ..coco import coco_json, coco_object
+from ...data.write_coco import coco_json, coco_object
 
 CLASSES = tuple('0123456789')
 SPLITS = ('train', 'val')

@@ -6,7 +6,7 @@ import pytest
 from mmengine.config import Config
 
 from mmvttt.errors import MissingDataError
-from mmvttt.openmmlab.reliability.data.annotations import check_data
+from mmvttt.openmmlab.data.annotations import check_data
 
 from .sets import coco_dataset, config
 

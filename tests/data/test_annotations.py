@@ -13,12 +13,12 @@ from mmengine.registry import DATASETS
 from pycocotools.mask import encode
 
 from mmvttt.errors import DataError
+from mmvttt.openmmlab.data import coco as coco_check
+from mmvttt.openmmlab.data.annotations import check_annotations, check_data
+from mmvttt.openmmlab.data.findings import Findings
 from mmvttt.openmmlab.reliability import SeededDataset
-from mmvttt.openmmlab.reliability.data import coco as coco_check
-from mmvttt.openmmlab.reliability.data.annotations import check_annotations, check_data
-from mmvttt.openmmlab.reliability.data.findings import Findings
 
-from ...bad_input.cases import refused, run_cases
+from ..bad_input.cases import refused, run_cases
 from .sets import (
     SIZE,
     annotation,
@@ -31,7 +31,7 @@ from .sets import (
 )
 
 pytest.importorskip('mmdet')
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get('MMVTTT_DATA', ROOT.parent / 'shared/data'))
 
 

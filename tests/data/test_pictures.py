@@ -12,13 +12,13 @@ from mmengine.registry import DATASETS
 from PIL import Image
 
 from mmvttt.errors import DataError
+from mmvttt.openmmlab.data.annotations import check_annotations, check_data
+from mmvttt.openmmlab.data.findings import Findings
+from mmvttt.openmmlab.data.images import read_image
+from mmvttt.openmmlab.data.labels import _label
 from mmvttt.openmmlab.reliability import SeededDataset
-from mmvttt.openmmlab.reliability.data.annotations import check_annotations, check_data
-from mmvttt.openmmlab.reliability.data.findings import Findings
-from mmvttt.openmmlab.reliability.data.images import read_image
-from mmvttt.openmmlab.reliability.data.labels import _label
 
-from ...bad_input.cases import refused, run_cases
+from ..bad_input.cases import refused, run_cases
 from .sets import (
     SIZE,
     coco,

@@ -21,10 +21,10 @@ from yaml import YAMLError
 from mmvttt.errors import DataError
 from mmvttt.pictures import SUFFIXES, open_image
 
-from ..reliability.data.coco import coco_entries
-from ..reliability.data.findings import Findings
-from ..reliability.data.images import read_image
-from .coco import coco_box, coco_json
+from .coco import coco_entries
+from .findings import Findings
+from .images import read_image
+from .write_coco import coco_box, coco_json
 
 _PARTS = dict(
     train='train', training='train', val='val', valid='val', validation='val', test='test',

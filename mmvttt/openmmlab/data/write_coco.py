@@ -1,4 +1,4 @@
-"""Writes COCO's JSON."""
+"""Writes the JSON of COCO."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -7,7 +7,7 @@ import pytest
 from mmengine.config import Config
 
 from mmvttt.errors import DataError
-from mmvttt.openmmlab.reliability.data.annotations import check_annotations, check_data
+from mmvttt.openmmlab.data.annotations import check_annotations, check_data
 
 from .faults import EVERY, RIGHT, THOROUGH, Make
 from .sets import KINDS, config

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from torch.utils.data import ConcatDataset
 
+from mmvttt.openmmlab.data.contents import dataset_digest, file_digest
 from mmvttt.openmmlab.datasets.latents import CachedLatents
-from mmvttt.openmmlab.reliability.data.contents import dataset_digest, file_digest
 
 
 def make_cache(folder: Path, value: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mmvttt.errors import DataError
-from mmvttt.openmmlab.datasets.own_folder import read_folder, write_lists
+from mmvttt.openmmlab.data.own_folder import read_folder, write_lists
 
 WIDTH, HEIGHT = 40, 30
 POLYGON = [4.0, 3.0, 20.0, 3.0, 20.0, 15.0]

@@ -1,1 +1,0 @@
-"""Data checks by format; `annotations.check_data` is the entry point."""
