@@ -116,8 +116,6 @@ EXTRAS = {
         # One minor release of mypy too: each sees more than the last.
         'mypy>=2.4,<2.5',
         'types-PyYAML',
-        # Counts FLOPs with other people's tool.
-        'fvcore>=0.1.5.post20221221,<0.2',
         'build>=1.2,<2',
         # The interpreter that the kernels are tested in; torch's CPU builds do not bring it.
         'triton>=3.6,<3.10; platform_system == "Linux"',

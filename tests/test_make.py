@@ -4,6 +4,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,3 +53,32 @@ def test_tests_for_a_gpu_are_collected_without_openmmlab(tmp_path: Path) -> None
     # Without a GPU they are deselected, once their files have been imported.
     expected = 0 if torch.cuda.is_available() else pytest.ExitCode.NO_TESTS_COLLECTED
     assert done.returncode == expected, done.stdout + done.stderr
+
+
+# Packages and modules that pyproject.toml promises to check with all of mypy's main codes.
+STRICT = """checkpoints openmmlab/apis openmmlab/compat openmmlab/reliability
+    models/generation models/linearize models/inherit models/timm"""
+WRONG = """
+from pathlib import Path
+maybe: Path | None = Path.cwd() if Path() else None
+number: int = 'text'
+some = []
+len(number)
+number + 'text'
+maybe.name
+def untyped(x): ...
+"""
+CODES = 'assignment var-annotated arg-type operator union-attr no-untyped-def'
+
+
+def test_mypy_sees_a_wrong_line_in_each_strict_package(tmp_path: Path) -> None:
+    names = [n if (ROOT / f'mmvttt/{n}.py').exists() else f'{n}/planted' for n in STRICT.split()]
+    for name in names:
+        file = tmp_path / f'mmvttt/{name}.py'
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(WRONG)
+    options = [f'--config-file={ROOT / "pyproject.toml"}', '--cache-dir=.cache', 'mmvttt']
+    command = [sys.executable, '-m', 'mypy', *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    errors = Counter(re.findall(r'(?m)^(mmvttt/\S+)\.py:.* error: .*\[(\S+)\]$', done.stdout))
+    assert errors == Counter((f'mmvttt/{n}', code) for n in names for code in CODES.split())

@@ -108,8 +108,7 @@ def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
 
     def leave(module: nn.Module, args: tuple, options: dict, _: Any) -> None:
         record = records[module]
-        # CAFormer and VOLO give their tokens as a map.
-        record.x = args[0].flatten(1, -2)
+        record.x = args[0]
         _place(record, model, images, args[1:], options)
         if softmax.found and isinstance(module, SOFTMAX):
             record.projected = tuple(y.transpose(1, 2).flatten(2) for y in softmax.found)

@@ -23,7 +23,7 @@ def block_classes(
     """Classes of `blocks`, or ours, the two halves of a ViT-Adapter's interaction, and timm's."""
     if blocks is not None:
         return tuple(resolve_name(b) if isinstance(b, str) else b for b in blocks)
-    from timm.models import beit, eva, metaformer, vision_transformer, vision_transformer_relpos
+    from timm.models import beit, eva, vision_transformer, vision_transformer_relpos
 
     from mmvttt.models.adapters.interaction import Extractor, Injector
     from mmvttt.models.layers.mixer import TokenBlock
@@ -32,7 +32,7 @@ def block_classes(
         *(TokenBlock, Injector, Extractor),
         *(vision_transformer.Block, vision_transformer.ResPostBlock, beit.Block),
         *(vision_transformer.ParallelScalingBlock, vision_transformer.ParallelThingsBlock),
-        *(eva.EvaBlock, eva.EvaBlockPostNorm, metaformer.MetaFormerBlock),
+        *(eva.EvaBlock, eva.EvaBlockPostNorm),
         *(vision_transformer_relpos.RelPosBlock, vision_transformer_relpos.ResPostRelPosBlock),
     )
 

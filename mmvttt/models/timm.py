@@ -4,7 +4,7 @@ Each model is mmvttt's backbone followed by timm's classification head, with the
 mmpretrain classifier (`backbone.*`, `head.fc.*`): its checkpoints load as they are.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from timm.layers import ClassifierHead
@@ -23,7 +23,7 @@ from ..checkpoints.published import PUBLISHED, SCHEME
 from ..checkpoints.read import open_checkpoint
 from ..errors import CheckpointMismatchError
 from .backbones import T5, HViT3, ViT3, Vittt
-from .layers.conv import to_map
+from .layers.conv import map_size, to_map
 from .linearize import folder  # noqa: F401 - registers linear_vit
 
 __all__ = ['Classifier', 'StagedClassifier']
@@ -123,7 +123,7 @@ class Classifier(nn.Module):
     def forward_intermediates(
         self,
         x: Tensor,
-        indices: int | Sequence[int] | None = None,
+        indices: int | list[int] | None = None,
         norm: bool = False,
         stop_early: bool = False,
         output_fmt: str = 'NCHW',
@@ -161,7 +161,7 @@ class Classifier(nn.Module):
         return features if intermediates_only else (self._normed(x), features)
 
     def get_intermediate_layers(
-        self, x: Tensor, n: int | Sequence[int] = 1, reshape: bool = False, norm: bool = False
+        self, x: Tensor, n: int | list[int] = 1, reshape: bool = False, norm: bool = False
     ) -> list[Tensor]:
         """`forward_intermediates` by DINO's name, which probes of timm's models call."""
         options: Any = dict(norm=norm, output_fmt='NCHW' if reshape else 'NLC')
@@ -178,11 +178,11 @@ class Classifier(nn.Module):
 
     def _normed(self, x: Tensor) -> Tensor:
         """A map after the backbone's final norm of tokens."""
-        return to_map(self.backbone.norm(x.flatten(2).transpose(1, 2)), x.shape[2:])
+        return to_map(self.backbone.norm(x.flatten(2).transpose(1, 2)), map_size(x))
 
     def prune_intermediate_layers(
         self,
-        indices: int | Sequence[int] = 1,
+        indices: int | list[int] = 1,
         prune_norm: bool = False,
         prune_head: bool = True,
     ) -> list[int]:
@@ -290,8 +290,8 @@ _MODELS: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 # The published weights by the name of their model.
 _PUBLISHED = {row.timm.partition('.')[0]: row for row in PUBLISHED.values() if row.timm}
-_cfgs = {}
-for _name, (_backbone, _, _) in _MODELS.items():
+_cfgs: Any = {}
+for _name, (_backbone, _, _comment) in _MODELS.items():
     _row = _PUBLISHED.get(_name)
     _conv = 'backbone.stem.0.conv' if _backbone is HViT3 else 'backbone.patch_embed.proj'
     _cfgs[_row.timm if _row else _name] = _cfg(_conv, file=_row and f'{SCHEME}{_row.name}')
@@ -325,7 +325,8 @@ def _entrypoint(name: str) -> Callable[..., nn.Module]:
     backbone, options, doc = _MODELS[name]
 
     def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        kind, outs = Classifier, 3
+        kind: type[Classifier] = Classifier
+        outs: int | tuple[int, ...] = 3
         if backbone is HViT3:
             kind, outs = StagedClassifier, (0, 1, 2, 3)
             # No weight depends on the size of images.

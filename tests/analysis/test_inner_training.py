@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from timm.models import metaformer
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
@@ -20,7 +19,6 @@ from mmvttt.analysis.mixers import record_mixers
 from mmvttt.errors import UsageError
 from mmvttt.models.backbones import T5, HViT3, ViT3, Vittt
 from mmvttt.models.layers import TTTLinearMixer, TTTMixer, ViT3Mixer
-from mmvttt.models.linearize import linearize
 from mmvttt.openmmlab.registry import INNER_LOSSES
 from ttt_kernels import ttt_glu
 
@@ -189,17 +187,6 @@ def test_every_stage_has_a_map_of_its_size() -> None:
     assert [layer.hw for layer in layers] == [(8, 10), (4, 5), (4, 5)]
     assert [layer.magnitude.shape for layer in layers] == [(2, 80), (2, 20), (2, 20)]
     assert model.training
-
-
-def test_tokens_of_caformer_are_a_map() -> None:
-    kinds, norms = [metaformer.Attention] * 4, [metaformer.LayerNormNoBias] * 4
-    options = dict(depths=(1, 1, 1, 1), dims=(8, 8, 8, 8), num_classes=0)
-    model = metaformer.MetaFormer(token_mixers=kinds, norm_layers=norms, **options)
-    linearize(model)
-    mixing = record_mixers(model, torch.randn(1, 3, 32, 48))[0]
-    assert mixing.hw == (8, 12)
-    assert mixing.patches.tolist() == [*range(96)]
-    assert implicit_attention(mixing, [0, 95]).shape == (1, 2, 96)
 
 
 def test_bfloat16_is_followed_in_fp32() -> None:

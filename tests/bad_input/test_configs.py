@@ -73,7 +73,6 @@ ARGUMENTS = {
         **INIT,
         'backbone': ((*NO_DICT, None), 'Vittt'),
         'deform_backend': (NO_NAME, 'reference'),
-        'init_values': ((None, NAN, 'x'), 'finite'),
     },
 }
 

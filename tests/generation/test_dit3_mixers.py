@@ -52,7 +52,7 @@ def build(mixer, **options) -> DiT3:
 )
 def test_any_mixer_trains_saves_and_loads(mixer, kind: type, written, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    network = shaken(build(mixer, null_class=False))
+    network = shaken(build(mixer))
     assert {type(block.mixer) for block in network.blocks} == {kind}
     out = network(LATENTS, ONE, ONE).sample
     out.square().sum().backward()

@@ -115,7 +115,7 @@ def test_settings_change_the_images(draw: Callable) -> None:
 
 def test_prompts(draw: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small SD3, whose text encoders are a table."""
-    config = dict(flow_model(label_dropout=0.0), transformer=SD3)
+    config = dict(flow_model(), transformer=SD3)
     torch.manual_seed(0)
     told = dict(encoder_hidden_states=torch.randn(2, 5, 12), pooled_projections=torch.randn(2, 9))
     nulls = {f'null_{n}': 0 * v[:1] for n, v in told.items()}
@@ -157,7 +157,6 @@ def test_what_is_not_finite_is_no_black_image() -> None:
         api._pixels(broken, None)
 
 
-NO_NULL = model(transformer=dict(null_class=False), label_dropout=0.0)
 ONE = ('--classes', '1')
 
 
@@ -168,7 +167,6 @@ ONE = ('--classes', '1')
         (('--classes', '10'), None),
         ((*ONE, '--size', '6', '8'), None),
         ((*ONE, '--vae', 'nowhere'), None),
-        ((*ONE, '--guidance', '2'), NO_NULL),
         ((*ONE, '--scheduler', 'ddpm'), flow_model()),
         (ONE, model(transformer=dict(in_channels=4))),
     ],

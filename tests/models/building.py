@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from mmvttt.models import ViTAdapter
+from mmvttt.models.adapters.interaction import Injector
 from mmvttt.models.backbones import BACKBONES
 from mmvttt.models.build import build_part, split_config
 
@@ -19,8 +20,7 @@ VITTT = dict(type='mmvttt.Vittt', arch=PLAIN, img_size=64)
 DINO = dict(
     model='vit_small_patch16_dinov3', model_options=dict(embed_dim=64, depth=4, num_heads=2)
 )
-# Nothing of the injectors would be seen at γ = 0.
-ADAPTER = dict(conv_inplane=16, norm_layer=dict(type='BN'), init_values=0.5)
+ADAPTER = dict(conv_inplane=16, norm_layer=dict(type='BN'))
 # A reduced config of each model of the library.
 CASES: dict[str, dict] = {
     'Vittt': VITTT,
@@ -37,7 +37,15 @@ SOFTMAX = dict(inner=dict(type='SoftmaxAttention'), key_norm=None, locality=None
 
 def build(config: Mapping[str, Any]) -> nn.Module:
     kind, options = split_config('model', copy.deepcopy(config), MODELS)
-    return build_part('model', kind, **options)
+    return injecting(build_part('model', kind, **options))
+
+
+def injecting(model: nn.Module) -> nn.Module:
+    """The model with γ = 0.5 in its injectors: nothing of them would be seen at their 0."""
+    for injector in model.modules():
+        if isinstance(injector, Injector):
+            nn.init.constant_(injector.gamma, 0.5)
+    return model
 
 
 def build_case(name: str, seed: int = 0, **options: Any) -> nn.Module:

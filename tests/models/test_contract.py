@@ -395,7 +395,7 @@ BAD = {
     ],
     ('ViTAdapter',): [
         *(dict(task='cls'), dict(task='seg', interaction_indexes=[[0, 3]])),
-        *(dict(deform_num_heads=5), dict(deform_num_heads=4, deform_ratio=0.03)),
+        dict(deform_ratio=0.05),
         *(
             dict(interaction_indexes=groups)
             for groups in ([[0, 1], [1, 3]], [[0, 1], [2, 4]], [[0, 1], [3, 3]], [[0, 1, 3]], [])

@@ -16,7 +16,7 @@ from .building import shaken
 
 STRIDES = (4, 8, 16, 32)
 ARCH = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=48)
-OPTIONS = dict(norm_layer=dict(type='GN', num_groups=8), init_values=0.5, conv_inplane=8)
+OPTIONS = dict(norm_layer=dict(type='GN', num_groups=8), conv_inplane=8)
 
 
 class Prefixed(nn.Module):

@@ -73,7 +73,6 @@ VITTT = {
     'TTT layer': vittt(directions=('forward',), share_qk=False, gate_cfg=None, conv_kernel=0),
     'Vittt, shared state': vittt(learnable_states=1),
     'Vittt, fixed state, b = 4': vittt(learnable_states=0, mini_batch_size=4),
-    'Vittt, normed': vittt(post_norm=True),
 }
 VIT3 = {
     'ViT3': Mixer(lambda: ViT3Mixer(DIMS, 1), lambda hw, *_: (hw,)),
@@ -112,15 +111,22 @@ def backbone(build: Callable[[], nn.Module]) -> Mixer:
     return Mixer(lambda: build().eval(), lambda *_: ())
 
 
+def adapter() -> nn.Module:
+    model = ViTAdapter(Vittt(PLAIN, img_size=64), conv_inplane=16, norm_layer='BN')
+    for interaction in model.interactions:
+        # At their 0, nothing of the injectors would be seen.
+        nn.init.constant_(interaction.injector.gamma, 0.5)
+    return model
+
+
 PLAIN = dict(embed_dims=64, num_layers=2, num_heads=2, feedforward_channels=96)
 STAGES = dict(embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4))
-ADAPTER = dict(conv_inplane=16, norm_layer='BN', init_values=0.5)
 BACKBONES = {
     'Vittt': backbone(lambda: Vittt(PLAIN, img_size=64)),
     'ViT3': backbone(lambda: ViT3(PLAIN)),
     'T5+': backbone(lambda: T5_(PLAIN, img_size=64, mixer=dict(neighborhood=3))),
     'HViT3': backbone(lambda: HViT3(STAGES)),
-    'ViTAdapter': backbone(lambda: ViTAdapter(Vittt(PLAIN, img_size=64), **ADAPTER)),
+    'ViTAdapter': backbone(adapter),
 }
 
 

@@ -39,7 +39,7 @@ def dinov3() -> nn.Module:
 def adapter() -> nn.Module:
     options = dict(interaction_indexes=[(0, 0)], num_extra_extractors=0, conv_inplane=8)
     backbone = Vittt(ARCH | dict(num_layers=1), img_size=(32, 48))
-    return ViTAdapter(backbone, norm_layer='BN', deform_num_heads=1, **options)
+    return ViTAdapter(backbone, norm_layer='BN', **options)
 
 
 class Denoiser(nn.Module):

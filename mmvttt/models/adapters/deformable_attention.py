@@ -89,7 +89,7 @@ class DeformableAttention(nn.Module):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        check_int('deform_num_heads', num_heads)
+        check_int('num_heads', num_heads)
         check_number('deform_ratio', ratio, above=0)
         check_int('num_points', num_points)
         check_backend('deform_backend', backend)
@@ -98,7 +98,7 @@ class DeformableAttention(nn.Module):
             raise OptionError(
                 f'deformable attention has {value_dims} value channels (embed_dims {embed_dims} × '
                 f'deform_ratio {ratio}), which {num_heads} heads cannot share evenly: choose '
-                'deform_num_heads (or deform_ratio) so that they divide'
+                'a deform_ratio so that they divide'
             )
         self.num_heads = num_heads
         self.num_levels = num_levels

@@ -62,14 +62,12 @@ class _Reader(nn.Module):
 class Injector(_Reader):
     """Injects the pyramid into the backbone's tokens: `x + γ · attn(LN(x), LN(c))`.
 
-    γ starts at `init_values`. With 0, training starts from exactly the backbone's own features.
+    γ starts at 0: training starts from exactly the backbone's own features.
     """
 
-    def __init__(
-        self, embed_dims: int, num_levels: int, init_values: float, attention: dict
-    ) -> None:
+    def __init__(self, embed_dims: int, num_levels: int, attention: dict) -> None:
         super().__init__(embed_dims, num_levels, attention)
-        self.gamma = nn.Parameter(torch.full((embed_dims,), float(init_values)))
+        self.gamma = nn.Parameter(torch.zeros(embed_dims))
 
     def forward(self, tokens: Tensor, pyramid: Tensor, grid: SamplingGrid) -> Tensor:
         return tokens + self.gamma * self.read(tokens, pyramid, grid)

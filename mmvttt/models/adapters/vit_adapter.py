@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmvttt.arguments import check_choice, check_int, check_ints, check_number, check_rate
+from mmvttt.arguments import check_choice, check_int, check_ints, check_rate
 from mmvttt.errors import OptionError, OptionTypeError
 
 from ..backbones import BACKBONES
@@ -29,7 +29,7 @@ _WITHOUT_EFFECT = {'out_indices', 'out_type', 'cls_mode'}
 _log = logging.getLogger(__name__)
 
 
-# By the backbone's width: deform_num_heads, deform_ratio, drop_path_rate.
+# By the backbone's width: heads of deformable attention, deform_ratio, drop_path_rate.
 _DEFAULTS = {192: (6, 1.0, 0.1), 384: (6, 1.0, 0.2), 768: (12, 0.5, 0.3)}
 
 
@@ -75,11 +75,9 @@ class ViTAdapter(nn.Module):
             with 'seg' the tokens after interaction 1, 2, 3, 4 to map 1, 2, 3, 4.
         interaction_indexes: First and last block of every group. Default: four even groups
             ([0, 2], [3, 5], [6, 8], [9, 11] of 12).
-        deform_num_heads: Heads of the deformable attention. Default by width.
         deform_ratio: Channels of its values as a fraction of `embed_dims`. Default by width.
         conv_inplane: Width of the spatial prior's stem.
         num_extra_extractors: Extractors after the one of the last interaction.
-        init_values: Initial value of the injectors' γ.
         drop_path_rate: Stochastic depth of the conv-FFN. Default by width.
         out_indices: Maps to return (0: stride 4 … 3: stride 32).
         freeze_backbone: Train only the adapter. The backbone stays in evaluation mode, and its
@@ -103,11 +101,9 @@ class ViTAdapter(nn.Module):
         backbone: str | Mapping[str, Any] | nn.Module,
         task: str = 'det',
         interaction_indexes: Sequence[Sequence[int]] | None = None,
-        deform_num_heads: int | None = None,
         deform_ratio: float | None = None,
         conv_inplane: int = 64,
         num_extra_extractors: int = 2,
-        init_values: float = 0.0,
         drop_path_rate: float | None = None,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         freeze_backbone: bool = False,
@@ -147,13 +143,9 @@ class ViTAdapter(nn.Module):
 
         check_int('conv_inplane', conv_inplane)
         check_int('num_extra_extractors', num_extra_extractors, 0)
-        check_number('init_values', init_values)
-        given = (deform_num_heads, deform_ratio, drop_path_rate)
-        defaults = _DEFAULTS.get(dims, (max(1, dims // 32), 1.0, 0.0))
-        heads, ratio, rate = (
-            default if value is None else value
-            for value, default in zip(given, defaults, strict=True)
-        )
+        heads, ratio, rate = _DEFAULTS.get(dims, (max(1, dims // 32), 1.0, 0.0))
+        ratio = ratio if deform_ratio is None else deform_ratio
+        rate = rate if drop_path_rate is None else drop_path_rate
         check_rate('drop_path_rate', rate)
         attention = dict(num_heads=heads, ratio=ratio, backend=deform_backend)
         extractors = [1] * len(self.interaction_indexes)
@@ -162,7 +154,7 @@ class ViTAdapter(nn.Module):
         ffn_dims = max(1, round(dims / 4))
         self.interactions = nn.ModuleList(
             Interaction(
-                Injector(dims, len(_STRIDES) - 1, init_values, attention),
+                Injector(dims, len(_STRIDES) - 1, attention),
                 [Extractor(dims, ffn_dims, rate, attention) for _ in range(count)],
                 with_cp,
             )

@@ -130,7 +130,7 @@ class Vittt(PlainBackbone):
         design: A step of the design route of Tab. 3: 'ttt_layer', 'share_qk', 'gating', 'conv1d'
             (the vanilla TTT block), 'dual' or 'conv2d' (Vittt).
         mixer: Options of `TTTLinearMixer` that override the design: `mini_batch_size`,
-            `learnable_states`, `eta_base`, `post_norm`, `gate_cfg`, `backend`, …. Or another mixer,
+            `learnable_states`, `eta_base`, `gate_cfg`, `backend`, …. Or another mixer,
             as a class, a name or `dict(type=…)`, which gets `patches` (see `VitttBlock.forward`) if
             its `extras` name it. Class tokens require such a mixer.
         residual: 'input', 'normed' (Algorithm 1) or 'literal' (Eq. 9 and 12), see `VitttBlock`.

@@ -98,9 +98,8 @@ class DiT3(ModelMixin, ConfigMixin):
         in_channels: Channels of the latents.
         out_channels: Channels of the output; default: twice `in_channels`, a noise and the logit of
             its variance.
-        num_classes: Classes.
-        null_class: Whether there is one more class, number `num_classes`, for samples without one;
-            guidance needs it.
+        num_classes: Classes. There is one more, number `num_classes`, for samples without a class,
+            which guidance needs.
         mixer: A class, callable or name of a token mixer, or a dict of its options with or without
             `type`; default: 'ViT3Mixer'. A config of diffusers names mmvttt's own mixers; give
             another again, `from_pretrained(folder, mixer=…)`.
@@ -129,7 +128,6 @@ class DiT3(ModelMixin, ConfigMixin):
         in_channels: int = 4,
         out_channels: int | None = None,
         num_classes: int = 1000,
-        null_class: bool = True,
         mixer: Mixer | None = None,
         cpe: bool = True,
     ) -> None:
@@ -148,7 +146,7 @@ class DiT3(ModelMixin, ConfigMixin):
         self.patch_embed = PatchConv2d(in_channels, dims, patch_size, stride=patch_size)
         self.frequencies = Timesteps(_FREQUENCIES, flip_sin_to_cos=True, downscale_freq_shift=0)
         self.time_embed = TimestepEmbedding(_FREQUENCIES, dims)
-        self.label_embed = nn.Embedding(num_classes + null_class, dims)
+        self.label_embed = nn.Embedding(num_classes + 1, dims)
         self.blocks = nn.ModuleList(
             DiT3Block(dims, sizes['num_heads'], resolved, cpe) for _ in range(sizes['num_layers'])
         )
@@ -158,7 +156,9 @@ class DiT3(ModelMixin, ConfigMixin):
         self.reset_parameters()
 
     @classmethod
-    def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any):
+    def from_config(
+        cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any
+    ) -> Any:
         """Builds the model of a config. Its mixer is one of mmvttt's, unless `mixer` is given."""
         if isinstance(config, str | os.PathLike):
             config = cls.load_config(config)
@@ -173,10 +173,11 @@ class DiT3(ModelMixin, ConfigMixin):
         mixer, other mixers, and the convolution of `cpe` keep their own initialisation.
         """
         embedders = self.time_embed.linear_1, self.time_embed.linear_2
-        zero = (*(block.modulation for block in self.blocks), self.final_modulation)
+        zero: Any = (*(block.modulation for block in self.blocks), self.final_modulation)
         zero = (*zero, self.final_linear)
-        linears = [self.patch_embed, *embedders, *zero]
-        for block in self.blocks:
+        linears: list[Any] = [self.patch_embed, *embedders, *zero]
+        blocks: Any = self.blocks
+        for block in blocks:
             linears += [m for m in block.mlp.modules() if isinstance(m, nn.Linear)]
             # For a class of mmvttt.openmmlab, the library's.
             kind = getattr(type(block.mixer), 'library_class', type(block.mixer))

@@ -68,7 +68,6 @@ class TTTLinearMixer(nn.Module):
             to the letter, whose loss is ‖·‖² without a half.
         token_scale: 'learned' scales the step of the t-th token of a mini-batch by τ_t =
             max(0, 1/t + learned), as in the language-model layer. None does not (Eq. 7).
-        post_norm: LayerNorm between the inner loop and the gate (Algorithm 1 has none).
         backend: Implementation of the op: 'triton', 'numba' or 'reference'. None leaves the choice
             to it (docs/kernels.md).
 
@@ -92,7 +91,6 @@ class TTTLinearMixer(nn.Module):
         eta_base: float = 1.0,
         eta_scale: float | None = None,
         token_scale: str | None = 'learned',
-        post_norm: bool = False,
         backend: str | None = None,
     ) -> None:
         super().__init__()
@@ -141,7 +139,6 @@ class TTTLinearMixer(nn.Module):
                 self.register_buffer(name, state)
         self.ln_weight = nn.Parameter(torch.ones(scans, num_heads, self.head_dims))
         self.ln_bias = nn.Parameter(torch.zeros(scans, num_heads, self.head_dims))
-        self.post_norm = nn.LayerNorm(embed_dims, eps=1e-6) if post_norm else None
         self.gate_act = None if gate_cfg is None else build_activation('gate_cfg', gate_cfg)
         self.proj = nn.Linear(embed_dims, embed_dims, bias=False)
         self.reset_parameters()
@@ -223,8 +220,6 @@ class TTTLinearMixer(nn.Module):
         )
         # z.sum(2) is not vectorized on a CPU.
         z = reduce(torch.add, z.unbind(2)).flatten(2)
-        if self.post_norm is not None:
-            z = self.post_norm(z)
         if self.gate_act is not None:
             # A CPU's GELU of fp32 is several times as fast on dense rows.
             z = z * self.gate_act(gate.contiguous() if gate.dtype == torch.float32 else gate)

@@ -64,7 +64,7 @@ def replacement(model: nn.Module, attention: Attention, options: Mapping[str, An
 
 
 def install(
-    model: nn.Module,
+    model: Any,
     built: Mapping[str, Replacement],
     left: Mapping[str, nn.Module | str],
     note: Note,
@@ -90,7 +90,7 @@ def install(
 
 
 def _tell_map_size(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Forward pre-hook of a model: adds the size of the map to the arguments of processors."""
     _check_processors(model)
@@ -156,7 +156,7 @@ class TTTProcessor(Replacement):
         options: See `Replacement`.
     """
 
-    def __init__(self, attention: nn.Module, **options: Any) -> None:
+    def __init__(self, attention: Any, **options: Any) -> None:
         weight = attention.to_k.weight
         with torch.device(weight.device):
             super().__init__(attention.to_k.out_features, attention.heads, **options)
@@ -169,7 +169,7 @@ class TTTProcessor(Replacement):
         hidden_states: Tensor,
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
+        image_rotary_emb: Any = None,
         map_size: MapSize | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Mixes tokens of an image, and of a text with it, as the softmax processors do.

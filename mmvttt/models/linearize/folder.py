@@ -67,7 +67,7 @@ def save_pretrained(
     config = Path(folder) / _CONFIG
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
     with replacing(config) as partial:
-        save_config_for_hf(model, partial, model_args=model_args)
+        save_config_for_hf(model, str(partial), model_args=model_args)
         written = json.loads(partial.read_text())
         with torch.device('meta'):
             again = timm.create_model(LINEAR_VIT, **written['model_args']).state_dict()

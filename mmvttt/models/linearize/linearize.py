@@ -13,7 +13,7 @@ from torch import nn
 from mmvttt.errors import OptionError
 
 from ..layers.inner_options import InnerOptions
-from . import staged, vit
+from . import vit
 from .replacement import CROSS, LINEAR, Note
 
 # A number between the dots of a name.
@@ -119,11 +119,10 @@ def linearize(
 
     Args:
         model: Of timm: `VisionTransformer` (ViT, DeiT, DINOv2, CLIP, SigLIP, …), `Eva` (EVA-02,
-            DINOv3, …), `Beit`, `VisionTransformerRelPos`, `MetaFormer` (CAFormer),
-            `PoolingVisionTransformer` (PiT), `VOLO`. Of diffusers: `DiTTransformer2DModel`,
+            DINOv3, …), `Beit`, `VisionTransformerRelPos`. Of diffusers: `DiTTransformer2DModel`,
             `PixArtTransformer2DModel`, `SD3Transformer2DModel`, `FluxTransformer2DModel`.
-        where: 'all', indices of blocks (of stages, where a model has them), names of attentions, or
-            a recipe of the paper, which also sets the options: 't5' (as 'all'), 't5+', 'dit5',
+        where: 'all', indices of blocks, names of attentions, or a
+            recipe of the paper, which also sets the options: 't5' (as 'all'), 't5+', 'dit5',
             'sd3.5-t5'.
         options: `InnerOptions` that overrule T⁵'s or the recipe's (`inner`, `loss`,
             `key_norm`, `locality`, `neighborhood`, `qk_affine`, …).
@@ -174,7 +173,7 @@ def linearize(
 
 def _family(model: nn.Module) -> ModuleType:
     """The module that knows the attentions of a model."""
-    families = [vit, staged]
+    families = [vit]
     if type(model).__module__.startswith(('diffusers.', __package__)):
         from . import diffusion
 
@@ -183,11 +182,10 @@ def _family(model: nn.Module) -> ModuleType:
         if isinstance(model, family.MODELS):
             return family
     raise OptionError(
-        f'{type(model).__name__} cannot be linearized: give a VisionTransformer, Eva, Beit, '
-        'VisionTransformerRelPos, CAFormer, PiT or VOLO of timm, or a DiT, PixArt, SD3 or Flux '
-        'transformer of diffusers, not compiled or wrapped (model._orig_mod or model.module holds '
-        'it then, model.model with features_only). Weights of transformers load into '
-        'mmvttt.TimmViT.'
+        f'{type(model).__name__} cannot be linearized: give a VisionTransformer, Eva, Beit or '
+        'VisionTransformerRelPos of timm, or a DiT, PixArt, SD3 or Flux transformer of diffusers, '
+        'not compiled or wrapped (model._orig_mod or model.module holds it then, model.model with '
+        'features_only). Weights of transformers load into mmvttt.TimmViT.'
     )
 
 
@@ -198,7 +196,7 @@ def _chosen(
     if isinstance(where, str) and where in ('all', *RECIPES):
         return list(parts)
     chosen = set()
-    for item in [where] if isinstance(where, str | Integral) else where:
+    for item in [where] if isinstance(where, str | int | Integral) else where:
         # 'blocks.3.attn' and 'transformer_blocks.3.attn2' are of block 3.
         names = [n for n in parts if n == item or (n.split('.')[1] == str(item))]
         if not names:

@@ -46,7 +46,9 @@ class _Saved:
     """Builds a model as its config notes that it was linearized, before its weights are loaded."""
 
     @classmethod
-    def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any):
+    def from_config(
+        cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any
+    ) -> Any:
         """The linearized model of a config, or of the one in a folder, with random weights."""
         if isinstance(config, str | os.PathLike):
             config = cls.load_config(config)  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
-from timm.models import beit, eva, metaformer, pit, vision_transformer, volo
+from timm.models import beit, eva, vision_transformer
 from timm.models._input import update_model_args
 from timm.models.beit import Beit
 from timm.models.eva import Eva, EvaAttention
@@ -28,24 +28,13 @@ _FROM_AUTHORS: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
     Eva: eva.checkpoint_filter_fn,
     Beit: beit.checkpoint_filter_fn,
     VisionTransformerRelPos: lambda weights, model: weights,
-    metaformer.MetaFormer: metaformer.checkpoint_filter_fn,
-    pit.PoolingVisionTransformer: pit.checkpoint_filter_fn,
-    volo.VOLO: lambda weights, model: weights,
 }
 MODELS = (VisionTransformer, Eva, Beit, VisionTransformerRelPos)
 # Attribute of a linearized model: its `Note`.
 NOTE = 'linearize_options'
 # The name in timm's registry by which a linearized model is built again.
 LINEAR_VIT = 'linear_vit'
-_ATTENTIONS = (
-    Attention,
-    AttentionRope,
-    EvaAttention,
-    beit.Attention,
-    RelPosAttention,
-    metaformer.Attention,
-    volo.Attention,
-)
+_ATTENTIONS = (Attention, AttentionRope, EvaAttention, beit.Attention, RelPosAttention)
 # Position biases of pairs of tokens, which go: in an attention, and in a model for all blocks.
 _BIASES = ('relative_position_bias_table', 'relative_position_index', 'rel_pos')
 _SHARED = ('rel_pos_bias', 'shared_rel_pos')
@@ -61,7 +50,7 @@ def from_authors(model: nn.Module) -> Callable[..., dict[str, Tensor]]:
     return next(rename for kind, rename in _FROM_AUTHORS.items() if isinstance(model, kind))
 
 
-def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
+def attentions(model: Any) -> dict[str, nn.Module | str]:
     """All self-attentions of the blocks by name, or the reason why one cannot be replaced."""
     parts: dict[str, nn.Module | str] = {}
     argument = _argument(model)
@@ -90,7 +79,7 @@ def _argument(model: nn.Module) -> str:
     return 'shared_rel_pos' if isinstance(model, VisionTransformerRelPos) else 'attn_mask'
 
 
-def reason_in(attention: nn.Module) -> str | None:
+def reason_in(attention: Any) -> str | None:
     """The reason why an attention cannot be replaced, or None."""
     if isinstance(attention, Replacement):
         return LINEAR
@@ -105,13 +94,13 @@ def reason_in(attention: nn.Module) -> str | None:
     return None
 
 
-def replacement(model: nn.Module, attention: nn.Module, options: Mapping[str, Any]) -> Replacement:
+def replacement(model: Any, attention: nn.Module, options: Mapping[str, Any]) -> Replacement:
     """A TTT attention with all that timm's attention has, to replace it."""
     return TTTAttention(attention, model.num_prefix_tokens, **options)
 
 
 def install(
-    model: nn.Module,
+    model: Any,
     built: Mapping[str, Replacement],
     left: Mapping[str, nn.Module | str],
     note: Note,
@@ -131,17 +120,6 @@ def install(
                     "replace all attentions, where='all'."
                 )
             setattr(model, shared, None)
-    return put_in_place(model, built, left, note, _OnImages)
-
-
-def put_in_place(
-    model: nn.Module,
-    built: Mapping[str, Replacement],
-    left: Mapping[str, nn.Module | str],
-    note: Note,
-    methods: type | None = None,
-) -> list[str]:
-    """Puts the replacements into their places, and returns the names of the new parameters."""
     for name in left:
         model.get_submodule(name).register_forward_pre_hook(drop_map_size, with_kwargs=True)
     for name, new in built.items():
@@ -158,50 +136,38 @@ def put_in_place(
             # timm reports classes that no config can name when it saves the model.
             options = note.to_json()
         update_model_args(model, source=source, linearize=options)
-    model.__class__ = _linear_class(methods or Linearized, type(model))
+    kind: Any = type(model)
+    model.__class__ = _linear_class(kind)
     return [
         f'{name}.{parameter}' for name, new in built.items() for parameter in new.new_parameters()
     ]
 
 
-class Linearized(nn.Module):
-    """Methods of a linearized model of timm.
+class _Linearized(nn.Module):
+    """Passes the size of an image's map to the blocks, where timm's pass a mask or a bias.
 
-    `linearize` gives the model a class of them and its own, as `torch.nn.utils.parametrize` does.
-    Functions that are set on the instance would run the original's blocks in each copy, and a hook
-    sees neither a call of `forward_features` nor, in the backward pass, the image of a recomputed
-    block. Pickles name only timm's class.
+    `linearize` gives the model a subclass of this class and its own, as
+    `torch.nn.utils.parametrize` does. Functions that are set on the instance would run the
+    original's blocks in each copy, and a hook sees neither a call of `forward_features` nor, in the
+    backward pass, the image of a recomputed block. Pickles name only timm's class.
     """
 
     source: type[nn.Module]
+    patch_embed: Any
+    blocks: Any
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _blank, (type(self).__mro__[1], self.source), self.__getstate__()
+        return _blank, (self.source,), self.__getstate__()
 
     def no_weight_decay(self) -> set[str]:
         """Names that timm's model and its new attentions spare from weight decay."""
-        names = getattr(self.source, 'no_weight_decay', lambda _: set())(self)
+        names: set[str] = getattr(self.source, 'no_weight_decay', lambda _: set())(self)
         return names.union(
             f'{name}.{undecayed}'
             for name, module in self.named_modules()
             if isinstance(module, Replacement)
             for undecayed in module.no_weight_decay()
         )
-
-
-@lru_cache(maxsize=256)
-def _linear_class(methods: type, source: type[nn.Module]) -> type[nn.Module]:
-    names = dict(source=source, __module__=source.__module__, __qualname__=source.__qualname__)
-    return type(source.__name__, (methods, source), names)
-
-
-def _blank(methods: type, source: type[nn.Module]) -> nn.Module:
-    cls = _linear_class(methods, source)
-    return cls.__new__(cls)
-
-
-class _OnImages(Linearized):
-    """Passes the size of an image's map to the blocks, where timm's pass a mask or a bias."""
 
     def forward_features(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         return self._call(x, kwargs).forward_features(x, *args, **kwargs)
@@ -218,6 +184,17 @@ class _OnImages(Linearized):
         told = {_argument(self): size}
         vars(call).update(vars(self), blocks=_Blocks(partial(_told, b, told) for b in self.blocks))
         return call
+
+
+@lru_cache(maxsize=256)
+def _linear_class(source: Any) -> type[nn.Module]:
+    of_source = dict(__module__=source.__module__, __qualname__=source.__qualname__)
+    return type(source.__name__, (_Linearized, source), {**of_source, 'source': source})
+
+
+def _blank(source: Any) -> nn.Module:
+    cls = _linear_class(source)
+    return cls.__new__(cls)
 
 
 class _Blocks(list):
@@ -249,7 +226,22 @@ class TTTAttention(Replacement):
         options: See `Replacement`.
     """
 
-    def __init__(self, source: nn.Module, prefix: int, **options: Any) -> None:
+    # The source's, each of them or None.
+    qkv: Any
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    q_bias: Any
+    k_bias: Any
+    v_bias: Any
+    q_norm: Any
+    k_norm: Any
+    norm: Any
+    gate: Any
+    proj: Any
+    proj_drop: Any
+
+    def __init__(self, source: Any, prefix: int, **options: Any) -> None:
         weight = source.proj.weight
         with torch.device(weight.device):
             super().__init__(source.proj.in_features, source.num_heads, **options)

@@ -166,7 +166,7 @@ def _conditions(
     if prompts is not None:
         given = {n: v for n, v in prompts.items() if not n.startswith('null_')}
         return given, {n: prompts[f'null_{n}'] for n in given if f'null_{n}' in prompts}
-    count, null = model.num_classes, model.null_class
+    count = model.num_classes
     if count is None:
         raise UsageError('the model draws prompts: give --prompt, not --classes')
     if not classes:
@@ -175,8 +175,8 @@ def _conditions(
         raise UsageError(
             f'class {bad[0]} does not exist: the model has the classes 0 to {count - 1}'
         )
-    nulls = {} if null is None else dict(class_labels=torch.tensor([null]))
-    return dict(class_labels=torch.tensor(classes)), nulls
+    null = dict(class_labels=torch.tensor([count]))
+    return dict(class_labels=torch.tensor(classes)), null
 
 
 @torch.inference_mode()

@@ -9,13 +9,15 @@ import torch
 from mmengine.model import BaseDataPreprocessor, BaseModel
 from torch import Tensor
 
-from mmvttt.arguments import check_choice, check_rate
+from mmvttt.arguments import check_choice
 from mmvttt.errors import DataError, UsageError
 from mmvttt.models.generation.sampling import image_generator, sample, sampling_scheduler
 
 from ..registry import MODELS
 
 _LABELS = 'class_labels'
+# Rate at which an image's class becomes the null class in training (DiT Sec. 4).
+_LABEL_DROPOUT = 0.1
 # The error of tools that need photographs, for a `DiffusionModel`.
 TAKES_NO_PHOTOGRAPHS = (
     'a diffusion model takes no photographs: tools/generate.py draws images with it'
@@ -37,8 +39,6 @@ class DiffusionModel(BaseModel):
             diffusers `config`.
         scheduler: Config of a diffusers scheduler, such as `dict(type='diffusers.DDPMScheduler')`.
         loss: Config of `mmvttt.DDPMLoss` or `mmvttt.FlowLoss`, without the scheduler.
-        label_dropout: Rate at which an image's class becomes the null class in training; None is
-            0.1 where there are classes.
         with_cp: Whether blocks are computed again in the backward pass, to save memory.
         test_cfg: `steps` (50), `guidance` (1), `guided`, `scheduler` and `seed` of the samples
             that a validation looks at; see `sampling_scheduler` and `denoise`.
@@ -47,7 +47,7 @@ class DiffusionModel(BaseModel):
 
     Raises:
         UsageError: The scheduler does not fit the loss, the transformer's output or the size of
-            latents; or labels should be dropped, and there is no null class.
+            latents.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class DiffusionModel(BaseModel):
         transformer: Mapping,
         scheduler: Mapping,
         loss: Mapping | None = None,
-        label_dropout: float | None = None,
         with_cp: bool = False,
         test_cfg: Mapping | None = None,
         data_preprocessor: Mapping | None = None,
@@ -75,10 +74,6 @@ class DiffusionModel(BaseModel):
         self.scheduler = MODELS.build(scheduler)
         loss = dict(type='mmvttt.DDPMLoss') if loss is None else loss
         self.loss = MODELS.build(dict(loss, scheduler=self.scheduler))
-        if label_dropout is None:
-            label_dropout = 0.0 if classes is None else 0.1
-        check_rate('label_dropout', label_dropout)
-        self.label_dropout = label_dropout
         self.test_cfg = {**_SAMPLES, **(test_cfg or {})}
         self._require_fit()
         for module in network.modules():
@@ -96,12 +91,6 @@ class DiffusionModel(BaseModel):
 
     def _require_fit(self) -> None:
         name, config = type(self.scheduler).__name__, self.transformer.config
-        if self.label_dropout and self.null_class is None:
-            raise UsageError(
-                f'label_dropout={self.label_dropout} needs a null class: set null_class=True in '
-                'the transformer, or label_dropout=0; for a model of prompts, put empty ones into '
-                'the data'
-            )
         channels = config.in_channels
         if self.scheduler.config.get('clip_sample') and channels not in (1, 3):
             raise UsageError(
@@ -116,15 +105,6 @@ class DiffusionModel(BaseModel):
                 f'{name} with {type(self.loss).__name__} needs {needed}: set out_channels, or the '
                 "scheduler's variance_type ('learned_range' learns it)"
             )
-
-    @property
-    def null_class(self) -> int | None:
-        """The number of the class for images without one, if there is one."""
-        config = self.transformer.config
-        if 'null_class' in config:
-            return config.num_classes if config.null_class else None
-        # diffusers' DiT always has one.
-        return self.num_classes
 
     def init_weights(self) -> None:
         """Loads the weights of `init_cfg`. The transformer has initialised itself."""
@@ -143,10 +123,10 @@ class DiffusionModel(BaseModel):
             return self.transformer(latents, timestep=zeros, return_dict=False, **condition)[0]
         if mode == 'predict':
             return self._sample_classes(latents, condition[_LABELS])
-        labels = condition.get('class_labels')
-        if labels is not None and self.label_dropout:
-            dropped = torch.rand(len(labels), device=labels.device) < self.label_dropout
-            condition['class_labels'] = labels.masked_fill(dropped, self.null_class)
+        labels = condition.get(_LABELS)
+        if labels is not None:
+            dropped = torch.rand(len(labels), device=labels.device) < _LABEL_DROPOUT
+            condition[_LABELS] = labels.masked_fill(dropped, self.num_classes)
         times, noise, noisy = self.loss.draw(latents)
         output = self.transformer(noisy, timestep=times, return_dict=False, **condition)[0]
         return self.loss(output, latents, noise, noisy, times)
@@ -178,8 +158,8 @@ class DiffusionModel(BaseModel):
             output = self._output(noisy, time, condition)
         elif not null:
             raise UsageError(
-                f'guidance={guidance} needs a null condition, which this model lacks: train it '
-                'with null_class=True and a label_dropout, or take guidance 1'
+                f'guidance={guidance} needs a null condition: give the embeddings of an empty '
+                'prompt, or take guidance 1'
             )
         else:
             both = {name: torch.cat([value, null[name]]) for name, value in condition.items()}
@@ -214,8 +194,7 @@ class DiffusionModel(BaseModel):
     def _sample_classes(self, latents: Tensor, labels: Tensor) -> list[dict]:
         options = dict(self.test_cfg)
         seed = options.pop('seed')
-        null = self.null_class
-        nulls = {} if null is None else {_LABELS: torch.full_like(labels, null)}
+        nulls = {_LABELS: torch.full_like(labels, self.num_classes)}
         generators = [image_generator(seed, _number_of(image)) for image in latents]
         images = self.draw({_LABELS: labels}, nulls, latents.shape[1:], generators, **options)
         return [dict(image=i, label=l) for i, l in zip(images, labels.tolist(), strict=True)]
