@@ -13,7 +13,7 @@ from .errors import UsageError, suggest
 
 if TYPE_CHECKING:
     from .named_model import NamedModel
-    from .openmmlab.apis.inference import Predictor
+    from .openmmlab.apis.predictor import Predictor
 
 
 def resolve(
@@ -71,7 +71,7 @@ def load(
     _require_openmmlab(repr(config))
     import torch
 
-    from .openmmlab.apis.inference import open_model
+    from .openmmlab.apis.predictor import open_model
     from .openmmlab.config import load_config
 
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')

@@ -99,7 +99,8 @@ def test_no_circle_among_rooms() -> None:
 
 def test_protection_and_data_know_no_model_and_no_op() -> None:
     """Nor what lies beside them in the plugin, or above; the protection checks data."""
-    plugin = {f'mmvttt.openmmlab.{name}' for name in ('registry', 'unwrap', 'data', 'reliability')}
+    names = 'registry', 'unwrap', 'tasks', 'data', 'reliability'
+    plugin = {f'mmvttt.openmmlab.{name}' for name in names}
     allowed = plugin | {
         f'mmvttt.{name}'
         for name in ('arguments', 'checkpoints', 'errors', 'outputs', 'pictures', 'version')

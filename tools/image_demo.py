@@ -64,7 +64,7 @@ def main() -> None:
         name, checkpoint = resolve(args.config, checkpoint)
         from mmvttt.checkpoints.sources import find_source
         from mmvttt.openmmlab.apis import predict
-        from mmvttt.openmmlab.apis.inference import open_model
+        from mmvttt.openmmlab.apis.predictor import open_model
         from mmvttt.openmmlab.config import load_config
 
         pairs = predict.drawings(predict.find_images(images), args.out)

@@ -45,7 +45,7 @@ MODELS = OwnRegistry(
     LinearTransformer='models.diffusion_transformers',
 )
 HOOKS = OwnRegistry('hook', root.HOOKS)
-TRANSFORMS = OwnRegistry('transform', root.TRANSFORMS, ResizeInto='apis.file_inference')
+TRANSFORMS = OwnRegistry('transform', root.TRANSFORMS, ResizeInto='export.file_model')
 OPTIM_WRAPPERS = OwnRegistry('optim wrapper', root.OPTIM_WRAPPERS)
 OPTIM_WRAPPER_CONSTRUCTORS = OwnRegistry('constructor', root.OPTIM_WRAPPER_CONSTRUCTORS)
 DATASETS = OwnRegistry('dataset', root.DATASETS)

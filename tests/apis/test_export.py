@@ -17,6 +17,7 @@ from mmvttt.models.backbones import T5, TimmViT, Vittt
 from mmvttt.models.layers import neighborhood
 from mmvttt.named_model import NamedModel
 from mmvttt.openmmlab.apis.export import export_model, exportable
+from mmvttt.openmmlab.export.networks import logits_of_segmentor
 
 from ..configs.reduced import reduced
 from ..models.building import shaken
@@ -225,4 +226,4 @@ def test_a_head_that_takes_more_than_features_is_refused() -> None:
             return image
 
     with pytest.raises(UsageError):
-        exportable(Segmentor())
+        logits_of_segmentor(Segmentor())

@@ -7,17 +7,15 @@ from typing import Any
 from mmengine.logging import MMLogger
 from mmengine.registry import MODELS as ROOT
 from mmengine.registry import init_default_scope
-from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
 from mmvttt.errors import UsageError
 from mmvttt.named_model import NamedModel, built
 
 from ..config import load_config, named_entries
+from ..export.networks import samples_of
 from ..reliability.weights import checkpoints_of
-
-# (height, width) at which the papers measure; 1333×800 is what detectors see.
-_SIZES = {'mmdet': (800, 1333), 'mmseg': (512, 512), 'mmpretrain': (224, 224)}
+from ..tasks import task_of
 
 
 def of_config(
@@ -31,17 +29,7 @@ def of_config(
         described.setdefault('data_preprocessor', cfg.data_preprocessor)
     with named_entries(cfg):
         model = built(lambda: ROOT.build(described), weightless)
-    size = _SIZES.get(toolbox_of(model) or '', (224, 224))
-    return NamedModel(Path(cfg.filename).stem, model, size, cfg, DenseForward)
-
-
-def toolbox_of(model: nn.Module) -> str | None:
-    """'mmdet', 'mmseg' or 'mmpretrain', by the model's class, or None for any other model.
-
-    A pure-Python config has no default_scope.
-    """
-    packages = (kind.__module__.partition('.')[0] for kind in type(model).__mro__)
-    return next((package for package in packages if package in _SIZES), None)
+    return NamedModel(Path(cfg.filename).stem, model, task_of(model).size, cfg, DenseForward)
 
 
 def initialize(named: NamedModel) -> str:
@@ -125,10 +113,3 @@ class DenseForward(nn.Module):
             shape = (len(features[0]) * count, extractor.out_channels, *side)
             outs.append(head(features[0].new_zeros(shape)))
         return outs
-
-
-def samples_of(image: Tensor) -> list[BaseDataElement]:
-    """Samples of images `(B, C, H, W)` for heads that read image sizes, without padding."""
-    size = tuple(image.shape[-2:])
-    about = dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size)
-    return [BaseDataElement(metainfo=about | dict(scale_factor=(1.0, 1.0))) for _ in image]

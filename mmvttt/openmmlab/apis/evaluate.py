@@ -22,10 +22,11 @@ from ..config import load_config
 from ..data.annotations import check_data
 from ..data.dataset_config import datasets_of
 from ..engine.amp import half_type
+from ..export.file_model import FileModel, open_for
 from ..registry import type_name
 from ..reliability.fit import require_weights
+from ..tasks import Task, task_of
 from ..unwrap import is_wrapped
-from .file_inference import FileModel, open_for
 from .train import build_runner, existing
 
 _NEEDED = ('model', 'test_dataloader', 'test_cfg', 'test_evaluator')
@@ -70,8 +71,9 @@ def evaluate(
     if file is not None and (tta or cuda_graph):
         raise UsageError('a file predicts as it was exported: leave out --tta and --cuda-graph')
     cfg = load_config(config, needed=_NEEDED, **config_args)
-    if tta and show_dir is not None and cfg.get('default_scope') == 'mmpretrain':
-        raise UsageError('mmpretrain cannot draw merged predictions: omit --tta or --show-dir')
+    task = task_of(cfg)
+    if tta and show_dir is not None and not task.draws_merged:
+        raise UsageError(f'{task.toolbox} cannot draw merged predictions: omit --tta or --show-dir')
     source = existing(checkpoint)
     cfg.load_from, cfg.resume = source, False
     if type_name(cfg.get('runner_type')).rpartition('.')[2] == 'FlexibleRunner':
@@ -79,7 +81,7 @@ def evaluate(
         cfg.pop('runner_type')
     if show_dir is not None:
         show_predictions(cfg, show_dir)
-    metrics = [] if out is None else [_dump(cfg.get('default_scope'), out)]
+    metrics = [] if out is None else [_dump(task, out)]
     if tta:
         enable_tta(cfg)
     dtype = half_type() if amp else None
@@ -88,7 +90,7 @@ def evaluate(
     if file is not None:
         sets = [d.config for d in datasets_of(cfg) if d.split == 'test' and not d.metric]
         exported = open_for(file, [data['pipeline'] for data in sets], amp)
-        make = partial(FileModel, file=exported)
+        make = partial(FileModel, file=exported, task=task)
     check_data(cfg, ('test',))
     runner, content = build_runner(cfg), read_content(source)
     require_weights(runner, content, source, whole=True)
@@ -127,9 +129,8 @@ def enable_tta(cfg: Config) -> None:
         config: Any = data.config
         if data.split == 'test' and not data.metric:
             config['pipeline'] = cfg.tta_pipeline
-        elif data.split == 'test' and 'segm' in (config.get('metric') or ()):
-            config['metric'] = 'bbox'
-            print_log('--tta merges boxes and no masks: only boxes are measured', 'current')
+        elif data.split == 'test' and (merged := task_of(cfg).merge_metric(config)):
+            print_log(f'--tta merges {merged}', 'current')
     if cfg.get('data_preprocessor') is not None:
         cfg.model.setdefault('data_preprocessor', cfg.pop('data_preprocessor'))
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
@@ -143,25 +144,14 @@ def show_predictions(cfg: Config, folder: str) -> None:
             '--show-dir needs default_hooks.visualization, which the config lacks; add the '
             "toolbox's, e.g. dict(type='DetVisualizationHook')"
         )
-    if cfg.default_scope == 'mmpretrain':
-        hook.update(enable=True, out_dir=folder, interval=1)
-    elif cfg.default_scope == 'mmseg':
-        hook.update(draw=True, interval=1)
-        cfg.visualizer.save_dir = folder
-    else:
-        # mmdet joins the folder to work_dir/<timestamp>, unless it is absolute.
-        hook.update(draw=True, test_out_dir=os.path.abspath(folder))
+    task_of(cfg).show(cfg, hook, folder)
     if cfg.get('visualizer') is not None:
         # Under the same name mmengine would return an earlier run's visualizer.
         cfg.visualizer.name = folder
 
 
-def _dump(scope: str | None, out: str) -> Any:
+def _dump(task: Task, out: str) -> Any:
     check_new_file(out)
     if not out.endswith(('.pkl', '.pickle')):
         raise UsageError(f'--out {out!r} must end in .pkl or .pickle: predictions are pickled')
-    if scope == 'mmdet':
-        from mmdet.evaluation import DumpDetResults as Dump
-    else:
-        from mmengine.evaluator import DumpResults as Dump
-    return Dump(out_file_path=out)
+    return task.dump(out)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmvttt.deploy.export import require_format
@@ -17,49 +15,18 @@ from mmvttt.deploy.runtime import Runs
 from mmvttt.errors import UsageError
 from mmvttt.named_model import NamedModel
 
-from ..analysis.models import samples_of, toolbox_of
+from ..export.networks import Labels, as_outputs, samples_of
 from ..models.diffusion_model import TAKES_NO_PHOTOGRAPHS, DiffusionModel
-from .predictions import Detections, LabelMap, as_outputs
+from ..tasks import task_of
 
 # Bounds of detections: pixels, score, share without a counterpart, as one more box may pass a
 # threshold, and share of pixels of masks or label maps.
 _PIXELS, _SCORE, _UNMATCHED, _AREA = 0.5, 1e-2, 0.02, 1e-2
 
 
-class Part(nn.Module):
-    """A model up to a head's logits or else its neck, as a function of the image alone.
-
-    The work of a detector's heads depends on the image. `prefixes` are those of its tensors' names.
-    """
-
-    def __init__(self, model: Any, head: str | None = None) -> None:
-        super().__init__()
-        self.model = model
-        self.head = head
-        self.prefixes = ('backbone.', 'neck.', *([] if head is None else [f'{head}.']))
-
-    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Preprocessed image `(B, C, H, W)` → maps, or logits; of a segmentor at its size."""
-        features = self.model.extract_feat(image)
-        if self.head is None:
-            return tuple(features)
-        logits = getattr(self.model, self.head)(features)
-        if self.head == 'head':
-            return logits
-        corners = self.model.align_corners
-        return F.interpolate(logits, image.shape[2:], mode='bilinear', align_corners=corners)
-
-
 def predictor(model: nn.Module) -> nn.Module:
     """A detector up to its boxes and masks or a segmentor up to its labels, in evaluation mode."""
-    kind = toolbox_of(model)
-    if kind not in ('mmdet', 'mmseg'):
-        raise UsageError(
-            f'--predictions are for detectors and segmentors, and this is {type(model).__name__}: '
-            "leave it out; a classifier's scores are the softmax of its logits"
-        )
-    part = LabelMap(model) if kind == 'mmseg' else Detections(model)
-    return part.eval()
+    return task_of(model).predictions(model).eval()
 
 
 def exportable(model: Any) -> nn.Module:
@@ -70,22 +37,7 @@ def exportable(model: Any) -> nn.Module:
     """
     if isinstance(model, DiffusionModel):
         raise UsageError(TAKES_NO_PHOTOGRAPHS)
-    if not hasattr(model, 'extract_feat'):
-        part = model
-    elif hasattr(model, 'decode_head'):
-        head = model.decode_head
-        parameters = inspect.signature(head.forward).parameters.values()
-        # A cascade, or a head that takes more than features.
-        if isinstance(head, nn.ModuleList) or sum(p.default is p.empty for p in parameters) > 1:
-            raise UsageError(
-                f'the logits of {type(head).__name__} depend on more than features, so they cannot '
-                'be exported; --predictions writes the label map'
-            )
-        part = Part(model, 'decode_head')
-    elif getattr(model, 'head', None) is not None:
-        part = Part(model, 'head')
-    else:
-        part = Part(model)
+    part = task_of(model).exportable(model) if hasattr(model, 'extract_feat') else model
     return part.eval()
 
 
@@ -102,7 +54,7 @@ def export_model(
         model: See `mmvttt.by_name.find_model`.
         checkpoint, out, options: See `write_model`.
         predictions: Write boxes, labels and masks of a detector, or labels of a segmentor, for one
-            image of this size (see `mmvttt.openmmlab.apis.predictions`). Not for a `.pt2`.
+            image of this size (see `mmvttt.openmmlab.export.networks`). Not for a `.pt2`.
 
     Raises:
         UsageError: A wrong suffix, a missing package, a part that needs a fixed size, a model
@@ -123,7 +75,7 @@ def export_model(
 def _compare_predictions(network: Any, run: Runs, image: Tensor) -> Comparison:
     """Compares a file with the toolbox's predictions for the same, padded image."""
     shape, outputs = tuple(image.shape), run(image)
-    if not isinstance(network, LabelMap):
+    if not isinstance(network, Labels):
         sample = network.model.predict(image, samples_of(image), rescale=False)[0]
         text, error, good = _match(as_outputs(sample.pred_instances), outputs)
         return Comparison(shape, error, text, good)

@@ -23,22 +23,13 @@ from mmvttt.errors import CheckpointError, DataError, ResumeError, UsageError
 from mmvttt.outputs import check_new_folder
 
 from ..config import load_config
-from ..data.annotations import check_annotations, class_counts, heads_of
+from ..data.annotations import check_annotations
 from ..data.own_folder import OwnFolder, picture_size, read_folder, write_lists
 from ..reliability.weights import checkpoints_of
-from .inference import Predictor, open_model
+from ..tasks import class_counts, task_for
+from .predictor import Predictor, open_model
 from .train import train
 
-# By the task: the toolbox, the config that a CPU trains in minutes, its rate, the images of a step,
-# its steps over the root of the number of pictures, and what is reported.
-_DETECTOR = 'mmdet', 'maskrcnn_vittt_nano_pedestrians', 4e-4, 4, 8
-_BOXES = 'coco/bbox_mAP_50', 'coco/bbox_mAP'
-_TASKS = {
-    'boxes': (*_DETECTOR, _BOXES),
-    'masks': (*_DETECTOR, (*_BOXES, 'coco/segm_mAP_50')),
-    'maps': ('mmseg', 'upernet_vittt_nano_camvid', 1e-3, 4, 25, ('mIoU',)),
-    'classes': ('mmpretrain', 'cifar10_vittt_nano', 1e-3, 32, 6, ('accuracy/top1',)),
-}
 # Where there is a GPU, which trains it that many times as long.
 _COCO, _LONGER = 'maskrcnn_hvit3_t_3x', 8
 _PICTURES = 8
@@ -70,14 +61,14 @@ train_cfg.max_epochs = epochs
 train_cfg.val_interval = default_hooks.checkpoint.interval = max(1, epochs // 6)
 """
 _LINES = {
-    'mmdet': """\
+    'COCO': """\
 train_data.pipeline[2].scale = val_data.pipeline[1].scale = size
 train_data.pipeline[3].crop_size = size[::-1]
 val_evaluator.ann_file = val_data.ann_file""",
-    'mmseg': """\
+    'maps': """\
 train_data.pipeline[2].scale = val_data.pipeline[1].scale = size
 train_data.pipeline[3].crop_size = model.data_preprocessor.size""",
-    'mmpretrain': """\
+    'lists': """\
 train_data.pipeline[1].scale = val_data.pipeline[1].scale = val_data.pipeline[2].crop_size = size
 model.data_preprocessor = dict(model.get('data_preprocessor', {}), num_classes=len(classes))""",
 }
@@ -149,7 +140,7 @@ def finetune(
             say(f'  {findings.key.partition("_")[0]}: {warning}')
     weights = cfg.load_from or ', '.join({*checkpoints_of(cfg.model)}) or 'random weights'
     say(f'starts    from {weights}; config {config}')
-    progress = _Progress(_TASKS[data.task][-1], say)
+    progress = _Progress(task_for(data.task).measures[data.task], say)
     # The toolboxes print to a file.
     with open(out / 'output.txt', 'a') as log, redirect_stdout(log), redirect_stderr(log):
         try:
@@ -217,8 +208,8 @@ def _choose(
     start: tuple[str, str] | None, task: str, say: Callable[[str], None]
 ) -> tuple[str, str | None]:
     """The config, and the weights to start from; None where the config itself names them."""
-    toolbox, small = _TASKS[task][:2]
-    if start is None and toolbox == 'mmdet' and torch.cuda.is_available():
+    toolbox, small = task_for(task).toolbox, task_for(task).start.config
+    if start is None and task_for(task).format == 'COCO' and torch.cuda.is_available():
         try:
             find_source(f'{SCHEME}{_COCO}')
             return _COCO, f'{SCHEME}{_COCO}'
@@ -242,15 +233,16 @@ def _config(
     data: OwnFolder, lists: Mapping[str, dict], base: str, weights: str | None, steps: int | None
 ) -> str:
     """The text of the config, without its first line."""
-    toolbox, small, rate, batch, factor, _ = _TASKS[data.task]
+    task = task_for(data.task)
+    small, rate, factor = task.start.config, task.start.rate, task.start.steps
     cfg, gpu = load_config(base), torch.cuda.is_available()
-    batch = min(batch, len(data.train))
-    heads = (re.sub(r'\.(\d+)', r'[\1]', key) for key in class_counts(heads_of(cfg, toolbox)))
+    batch = min(task.start.batch, len(data.train))
+    heads = (re.sub(r'\.(\d+)', r'[\1]', key) for key in class_counts(task.heads_of(cfg)))
     model = [f'{head}.num_classes = len(classes)' for head in heads]
     test = cfg.test_dataloader.dataset.pipeline
     size = next(t.get('crop_size') or t.scale for t in test[::-1] if {'crop_size', 'scale'} & {*t})
     size = size if isinstance(size, int) else tuple(size)
-    if toolbox == 'mmdet' and weights is None:
+    if task.format == 'COCO' and weights is None:
         # From a backbone alone: AP50 .66 after 100 steps, .13 after 20, in 155 s of one thread.
         rate, factor, size = 1e-3, 20, (320, 256)
     if steps is None:
@@ -273,7 +265,7 @@ def _config(
         base=base if base.endswith('.py') else f'mmvttt::{base}.py', size=size, batch=batch,
         epochs=epochs, rate=rate, model='\n'.join(model),
         kind=data.task, workers=4 if gpu else 0,
-        root=os.fspath(data.root), **lists, lines=_LINES[toolbox],
+        root=os.fspath(data.root), **lists, lines=_LINES[task.format],
     )  # fmt: skip
 
 

@@ -21,24 +21,13 @@ from mmengine.registry import DATASETS
 from mmvttt.errors import DataError, MissingDataError
 from mmvttt.openmmlab.registry import type_name
 
+from ..tasks import class_counts, task_of
 from .coco import check_coco
 from .dataset_config import SPLITS, DatasetConfig, datasets_of
 from .findings import Findings, Scope
 from .folders import check_folders
 from .images import read_image
 from .labels import check_labels
-
-# Keys of the classifying heads in the toolboxes' models.
-_HEADS = {
-    'mmdet': (
-        'roi_head.bbox_head', 'roi_head.mask_head', 'roi_head.mask_iou_head', 'roi_head.point_head',
-        'bbox_head', 'mask_head', 'query_head', 'panoptic_head', 'panoptic_fusion_head',
-    ),
-    'mmseg': ('decode_head', 'auxiliary_head'),
-    'mmpretrain': ('head',),
-}  # fmt: skip
-# A model's heads by their keys.
-Heads = Mapping[str, Mapping]
 
 
 def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
@@ -98,8 +87,8 @@ def check_annotations(
     checked: list[tuple[DatasetConfig, Findings]] = []
     check_paths(sets := datasets_of(cfg), splits)
     for data in sets:
-        toolbox = data.toolbox if data.split in splits and not data.metric else None
-        if toolbox is None or data.remote or data.config in [other.config for other, _ in checked]:
+        format = data.format if data.split in splits and not data.metric else ''
+        if not format or data.remote or data.config in [other.config for other, _ in checked]:
             continue
         findings = Findings(data.key)
         try:
@@ -118,7 +107,7 @@ def check_annotations(
                 )
             else:
                 reads = Scope(thorough, images and data.reads_files)
-                _CHECKS[toolbox](cfg, data, dataset, findings, reads)
+                _CHECKS[format](cfg, data, dataset, findings, reads)
         for former, other in checked:
             _compare_files(former, other, data, findings)
         if checked and findings.classes is not None:
@@ -158,7 +147,7 @@ def _check_boxes(
         other.metric and other.kind == 'CocoMetric' for other in sets if other.split != 'train'
     )
     count = len(findings.classes or ())
-    counts = class_counts(heads_of(cfg, 'mmdet'))
+    counts = class_counts(task_of(cfg).heads_of(cfg))
     _check_heads(counts, count, findings, max(count, len(classes)), measured)
 
 
@@ -176,7 +165,7 @@ def _most_objects(cfg: Config) -> tuple[str, int] | None:
 def _check_maps(
     cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings, scope: Scope
 ) -> None:
-    classes, heads = dataset.metainfo.get('classes'), heads_of(cfg, 'mmseg')
+    classes, heads = dataset.metainfo.get('classes'), task_of(cfg).heads_of(cfg)
     for key, head in heads.items():
         _check_softmax(key, head, 'loss_decode', findings)
     # BCE has one channel for two classes.
@@ -194,7 +183,7 @@ def _check_maps(
 def _check_pictures(
     cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings, scope: Scope
 ) -> None:
-    heads = heads_of(cfg, 'mmpretrain')
+    heads = task_of(cfg).heads_of(cfg)
     counts = class_counts(heads)
     check_folders(dataset, next(iter(counts.values()), None), findings, scope)
     resizing = (t for name, t in data.transforms if name.startswith(('Resize', 'Random')))
@@ -221,7 +210,8 @@ def _check_pictures(
             )
 
 
-_CHECKS = {'mmdet': _check_boxes, 'mmseg': _check_maps, 'mmpretrain': _check_pictures}
+# By the format of a task's data sets.
+_CHECKS = {'COCO': _check_boxes, 'maps': _check_maps, 'lists': _check_pictures}
 
 
 def _check_softmax(key: str, head: Mapping, loss_key: str, findings: Findings) -> None:
@@ -296,27 +286,3 @@ def _compare_files(
             f'{len(shared)} of {len(other.files)} pictures are also in {first.key}, which learns '
             f'them: the results on them say nothing about other pictures ({min(shared)}, …)'
         )
-
-
-def heads_of(cfg: Config, toolbox: str) -> Heads:
-    """Existing heads of the model, by their dotted keys; a head may be a list (a cascade)."""
-    heads: dict[str, Mapping] = {}
-    for name in _HEADS[toolbox]:
-        part = cfg.get('model') or {}
-        for key in name.split('.'):
-            part = part.get(key) or {} if isinstance(part, Mapping) else {}
-        several = isinstance(part, list | tuple)
-        for index, head in enumerate(part if several else [part]):
-            if isinstance(head, Mapping) and head:
-                heads[f'model.{name}.{index}' if several else f'model.{name}'] = head
-    return heads
-
-
-def class_counts(heads: Heads) -> dict[str, int]:
-    """Number of classes of each head of `heads_of` that has one."""
-    counts = {p: h.get('num_classes', h.get('num_things_classes')) for p, h in heads.items()}
-    return {
-        key: count
-        for key, count in counts.items()
-        if type(count) is int and not heads[key].get('class_agnostic')
-    }

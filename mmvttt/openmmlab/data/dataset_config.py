@@ -13,18 +13,14 @@ from mmengine.registry import DATASETS, TRANSFORMS
 
 from mmvttt.openmmlab.registry import type_name
 
+from ..tasks import TASKS, task_of
+
 SPLITS = ('train', 'val', 'test')
-_TOOLBOXES = ('mmcv', 'mmengine', 'mmdet', 'mmseg', 'mmpretrain', 'mmvttt')
+_PACKAGES = {'mmcv', 'mmengine', 'mmvttt', *(task.toolbox for task in TASKS)}
 # Data sets of mmpretrain with an option `download`, which is True by default.
 _DOWNLOADED = ('CIFAR10', 'CIFAR100', 'MNIST', 'FashionMNIST')
 # Keys under which data sets of mmengine and the toolboxes wrap others.
 _WRAPPED = ('dataset', 'datasets')
-# The data set class of each toolbox whose format is known, and the methods that define it.
-_KNOWN = {
-    ('mmdet', 'CocoDataset'): ('load_data_list', 'parse_data_info'),
-    ('mmseg', 'BaseSegDataset'): ('load_data_list',),
-    ('mmpretrain', 'CustomDataset'): ('load_data_list', '_find_samples'),
-}
 
 
 @dataclass(frozen=True)
@@ -94,25 +90,25 @@ class DatasetConfig:
         return not tiff and (bool(loaders) or not self.transforms)
 
     @property
-    def toolbox(self) -> str | None:
-        """The toolbox whose format it has, or None."""
+    def format(self) -> str:
+        """The format of a task, see `Task`, or '' for another."""
         kind = self.config.get('type')
         if isinstance(kind, str):
             with DATASETS.switch_scope_and_registry(self.scope) as registry:
                 kind = registry.get(kind)
         if not isinstance(kind, type):
-            return None
+            return ''
         # The checks build it without loading it.
         parameters = signature(kind).parameters.values()
         if not any(p.name == 'lazy_init' or p.kind == p.VAR_KEYWORD for p in parameters):
-            return None
+            return ''
         for base in kind.__mro__:
-            toolbox = base.__module__.partition('.')[0]
-            methods = _KNOWN.get((toolbox, base.__name__))
-            if methods is not None:
-                inherited = all(getattr(kind, m) is getattr(base, m) for m in methods)
-                return toolbox if inherited else None
-        return None
+            for task in TASKS:
+                name, methods = task.dataset
+                if (base.__module__.partition('.')[0], base.__name__) == (task.toolbox, name):
+                    inherited = all(getattr(kind, m) is getattr(base, m) for m in methods)
+                    return task.format if inherited else ''
+        return ''
 
     @property
     def foreign_transform(self) -> str | None:
@@ -121,7 +117,7 @@ class DatasetConfig:
             for transform in self.config.get('pipeline') or ():
                 kind = transform.get('type') if isinstance(transform, Mapping) else transform
                 built = registry.get(kind) if isinstance(kind, str) else kind
-                if getattr(built, '__module__', '').partition('.')[0] not in _TOOLBOXES:
+                if getattr(built, '__module__', '').partition('.')[0] not in _PACKAGES:
                     return str(kind)
         return None
 
@@ -130,8 +126,8 @@ class DatasetConfig:
         """The path at each key of what it reads, the root first; empty if `remote`."""
         if self.remote:
             return {}
-        # Nothing else expands ~, and mmpretrain does not in the root.
-        expand = os.path.expanduser if self.scope == 'mmpretrain' else str
+        # Not in the root.
+        expand = os.path.expanduser if task_of({'default_scope': self.scope}).expands_home else str
         root = self.config.get('data_root') or ''
         paths = {'data_root': root} if root else {}
         annotations = self.config.get('ann_file') or ''

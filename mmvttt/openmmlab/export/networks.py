@@ -1,18 +1,20 @@
-"""Predictions as functions of the image alone: boxes and masks of detectors, labels of segmentors.
+"""Parts of models as functions of the image alone: maps, logits, boxes and masks, label maps.
 
-The toolboxes ask during a prediction how many boxes are left, which an exporter cannot write. Here
-are the same steps in operators that ONNX has: `NonMaxSuppression`, `RoiAlign`, and products for the
+For predictions the toolboxes ask how many boxes are left, which an exporter cannot write. Here are
+the same steps in operators that ONNX has: `NonMaxSuppression`, `RoiAlign`, and products for the
 masks. One image at a time, of one size, nothing of it padding; boxes are in pixels of this image.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from mmengine.config import ConfigDict
-from mmengine.structures import BaseDataElement
+from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -21,12 +23,54 @@ from torchvision.ops import nms, roi_align
 
 from mmvttt.errors import UsageError
 
-from ..analysis.models import samples_of
-
 _NMS = {'type', 'iou_threshold', 'class_agnostic', 'split_thr'}
 
 
-class LabelMap(nn.Module):
+class Part(nn.Module):
+    """A model up to a head's logits or else its neck, as a function of the image alone.
+
+    The work of a detector's heads depends on the image. `prefixes` are those of its tensors' names.
+    """
+
+    def __init__(self, model: Any, head: str | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.head = head
+        self.prefixes = ('backbone.', 'neck.', *([] if head is None else [f'{head}.']))
+
+    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Preprocessed image `(B, C, H, W)` → maps, or logits; of a segmentor at its size."""
+        features = self.model.extract_feat(image)
+        if self.head is None:
+            return tuple(features)
+        logits = getattr(self.model, self.head)(features)
+        if self.head == 'head':
+            return logits
+        corners = self.model.align_corners
+        return F.interpolate(logits, image.shape[2:], mode='bilinear', align_corners=corners)
+
+
+def logits_of_segmentor(model: Any) -> Part:
+    """A segmentor up to its logits; a UsageError says that these depend on more than features."""
+    head = model.decode_head
+    parameters = inspect.signature(head.forward).parameters.values()
+    # A cascade, or a head that takes more than features.
+    if isinstance(head, nn.ModuleList) or sum(p.default is p.empty for p in parameters) > 1:
+        raise UsageError(
+            f'the logits of {type(head).__name__} depend on more than features, so they cannot be '
+            'exported; --predictions writes the label map'
+        )
+    return Part(model, 'decode_head')
+
+
+def samples_of(image: Tensor) -> list[BaseDataElement]:
+    """Samples of images `(B, C, H, W)` for heads that read image sizes, without padding."""
+    size = tuple(image.shape[-2:])
+    about = dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size)
+    return [BaseDataElement(metainfo=about | dict(scale_factor=(1.0, 1.0))) for _ in image]
+
+
+class Labels(nn.Module):
     """A segmentor up to the label of each pixel."""
 
     names = ('labels', 'scores')
@@ -253,3 +297,30 @@ class _KnownSizes(TorchFunctionMode):
                 lambda x: x.tolist() if type(x) is Tensor and x.dim() == 0 else x, operands
             )
         return func(*operands[0], **operands[1])
+
+
+def to_instances(outputs: Sequence[Tensor], sample: Any) -> Any:
+    """A data sample with the outputs of `Detections`, in pixels of its photograph."""
+    dets, labels, *masks = outputs
+    height, width = sample.img_shape[:2]
+    limits = dets.new_tensor([width, height, width, height])
+    scale = dets.new_tensor(sample.scale_factor).repeat(2)
+    instances = InstanceData(
+        bboxes=dets[:, :4].clamp(min=0).minimum(limits) / scale, scores=dets[:, 4], labels=labels
+    )
+    if masks:
+        inside = masks[0][:, None, :height, :width].float()
+        instances.masks = F.interpolate(inside, sample.ori_shape[:2])[:, 0] > 0
+    sample.pred_instances = instances
+    return sample
+
+
+def to_label_map(model: Any, outputs: Sequence[Tensor], sample: Any) -> Any:
+    """A data sample with a segmentor's logits or labels, at the size of its photograph."""
+    height, width = sample.img_shape[:2]
+    maps = outputs[0][..., :height, :width]
+    if len(outputs) == 1:
+        return model.postprocess_result(maps, [sample])[0]
+    labels = F.interpolate(maps[:, None].float(), sample.ori_shape[:2])[0]
+    sample.pred_sem_seg = PixelData(data=labels.long())
+    return sample

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.apis.file_inference import require_same_preparation
+from mmvttt.openmmlab.export.file_model import require_same_preparation
 
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')

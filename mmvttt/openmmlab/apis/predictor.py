@@ -6,6 +6,7 @@ import copy
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import cv2
@@ -16,14 +17,13 @@ from mmengine.dataset import Compose, pseudo_collate
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import DATASETS, MODELS, TRANSFORMS, init_default_scope
 from PIL import Image, ImageOps
-from torch import nn
+from torchvision.ops import batched_nms
 
 from mmvttt.arguments import check_part
 from mmvttt.checkpoints.load import adapted, require_whole
 from mmvttt.checkpoints.preparation import warn_of_other_images
 from mmvttt.checkpoints.read import open_checkpoint, saved_dataset
 from mmvttt.deploy.prepare import prepare
-from mmvttt.distributions import require
 from mmvttt.errors import UsageError
 from mmvttt.named_model import image_channels
 from mmvttt.pictures import open_picture
@@ -31,15 +31,17 @@ from mmvttt.pictures import open_picture
 from ..config import named_entries
 from ..data.dataset_config import DatasetConfig, datasets_of, preparation_of
 from ..engine.amp import half_type
+from ..export.file_model import FileModel, open_for
 from ..registry import resolve_type, type_name
-from .file_inference import FileModel, open_for
-from .predict import Prediction
+from ..tasks import TASKS, Task, task_of
+from ..tasks.prediction import Boxes, Prediction
 
 # mmengine's default scope, by which types are found, is the process's.
 _BUILDING = threading.Lock()
+# Boxes of a class in two tiles that share this much of their union are one.
+_SAME = 0.5
 # A file, an image of Pillow, or pixels (H, W, channels) or (H, W), uint8, RGB.
 Photo = str | os.PathLike[str] | Image.Image | np.ndarray
-_SCOPES = ('mmdet', 'mmseg', 'mmpretrain')
 
 
 def open_model(
@@ -58,10 +60,11 @@ def open_model(
         UsageError: The config is of another toolbox or has no model, or the file cannot be used.
         CheckpointError: The checkpoint cannot be read, or would leave parameters at random.
     """
-    scope = config.get('default_scope')
-    if scope not in _SCOPES:
+    scope, task = config.get('default_scope'), task_of(config)
+    if not task.toolbox:
+        toolboxes = ', '.join(task.toolbox for task in TASKS)
         raise UsageError(
-            f'default_scope is {scope!r}: photographs need a model of {", ".join(_SCOPES)}; '
+            f'default_scope is {scope!r}: photographs need a model of {toolboxes}; '
             'tools/generate.py draws images with a diffusion model'
         )
     tests = [d for d in datasets_of(config) if d.split == 'test' and not d.metric]
@@ -82,14 +85,14 @@ def open_model(
     with _BUILDING, named_entries(config):
         init_default_scope(scope)
         model = MODELS.build(model_config)
-        predictor = Predictor(model, scope, pipeline, dataset)
+        predictor = Predictor(model, task, pipeline, dataset)
     require_whole(model, weights, opened.name)
     here = preparation_of(config, 'test', model.data_preprocessor)
     warn_of_other_images(opened.name, opened.preparation, here)
     model.load_state_dict(adapted(model, weights), strict=False)
     predictor.model = model = revert_sync_batchnorm(model).to(device).eval()
     if exported is not None:
-        predictor.model = FileModel(model, exported)
+        predictor.model = FileModel(model, exported, task)
     elif amp:
         predictor.model = prepare(model, 'backbone', half_type())
     return predictor
@@ -100,21 +103,18 @@ class Predictor:
 
     Attributes:
         model: The model of a toolbox.
+        task: Its task.
         classes: Names of its classes.
         pipeline: Prepares an image that has been read.
     """
 
     def __init__(
-        self, model: Any, scope: str, pipeline: Sequence[Mapping], dataset_meta: Mapping
+        self, model: Any, task: Task, pipeline: Sequence[Mapping], dataset_meta: Mapping
     ) -> None:
-        self.model, self.scope = model, scope
-        head = getattr(model, 'decode_head', None)
-        if isinstance(head, nn.ModuleList):
-            # The last head of a cascade, such as OCRNet's, decides.
-            head = head[-1]
+        self.model, self.task = model, task
         names = dataset_meta.get('classes') or ()
         # The names of another data set say nothing.
-        count = getattr(head, 'num_classes', len(names))
+        count = task.class_count(model) or len(names)
         self.classes = list(map(str, names if len(names) == count else range(count)))
         self.palette = dataset_meta.get('palette')
         # Annotations are left out: a photograph has none.
@@ -145,7 +145,7 @@ class Predictor:
                 Pillow; or pixels `(H, W, channels)` or `(H, W)`, uint8, RGB; or a list of them.
             score_thr: Boxes with a lower score are left out.
             tiles: Side in pixels of overlapping tiles, in each of which a detector looks: small
-                objects of large pictures. Needs `pip install 'mmvttt[predict]'`.
+                objects of large pictures.
 
         Raises:
             ImageError: An image file cannot be read.
@@ -155,9 +155,13 @@ class Predictor:
             return [self.predict(image, score_thr, tiles) for image in images]
         check_part('score_thr', score_thr)
         results = self._read(images)
-        shown = _shown(results['img'])
         if tiles is not None:
-            return self._in_tiles(shown, score_thr, tiles)
+            return self._in_tiles(results['img'], score_thr, tiles)
+        return self._predict(results, score_thr)
+
+    def _predict(self, results: dict[str, Any], score_thr: float) -> Prediction:
+        """The prediction for an image that has been read."""
+        shown = _shown(results['img'])
         try:
             inputs = self.pipeline(results)
         except cv2.error as error:
@@ -168,36 +172,28 @@ class Predictor:
             ) from error
         with torch.no_grad():
             sample = self.model.test_step(pseudo_collate([inputs]))[0].cpu()
-        found: dict[str, Any] = {}
-        if self.scope == 'mmdet':
-            instances = sample.pred_instances
-            instances = instances[instances.scores >= score_thr]
-            found = {k: instances[k].numpy() for k in ('scores', 'labels')}
-            found['boxes'] = instances.bboxes.numpy()
-            masks = instances.get('masks')
-            found['masks'] = None if masks is None else np.asarray(masks, bool)
-        elif self.scope == 'mmseg':
-            # mmseg's label map of a binary segmentor is of floating-point numbers.
-            found['labels'] = sample.pred_sem_seg.data[0].numpy().astype(np.int64)
-        else:
-            found['scores'] = sample.pred_score.numpy()
-        classes = self.classes or [str(i) for i in range(len(found.get('scores', ())))]
-        return Prediction(shown, classes, palette=self.palette, **found)
+        return self.task.predicted(sample, shown, self.classes, score_thr, self.palette)
 
-    def _in_tiles(self, image: np.ndarray, score_thr: float, side: int) -> Prediction:
-        """The boxes in overlapping tiles of an image, without those found twice."""
-        if self.scope != 'mmdet':
+    def _in_tiles(self, pixels: np.ndarray, score_thr: float, side: int) -> Boxes:
+        """The boxes in overlapping tiles of an image as it was read, without those found twice."""
+        if not self.task.merges_tiles:
             raise UsageError('tiles are for detectors: label maps and classes are not merged')
-        slicer = require('supervision').InferenceSlicer(
-            lambda tile: self.predict(tile, score_thr).to_supervision(),
-            slice_wh=(side, side),
-            overlap_wh=(side // 5, side // 5),
-        )
-        merged: Any = slicer(image)
-        order = np.argsort(-merged.confidence)
-        masks = None if merged.mask is None else np.asarray(merged.mask, bool)[order]
-        found = merged.confidence[order], merged.class_id[order], merged.xyxy[order], masks
-        return Prediction(image, self.classes, *found, self.palette)
+        height, width = pixels.shape[:2]
+        parts: list[tuple[Any, ...]] = []
+        for y, x in product(_starts(height, side), _starts(width, side)):
+            tile = np.ascontiguousarray(pixels[y : y + side, x : x + side])
+            p: Any = self._predict(_as_read(tile), score_thr)
+            masks = None
+            if p.masks is not None:
+                masks = np.zeros((len(p.masks), height, width), bool)
+                masks[:, y : y + side, x : x + side] = p.masks
+            parts.append((p.scores, p.labels, p.boxes + np.array([x, y, x, y], np.float32), masks))
+        scores, labels, boxes = (np.concatenate(x) for x in list(zip(*parts, strict=True))[:3])
+        tensors = map(torch.from_numpy, (boxes, scores, labels))
+        order = batched_nms(*tensors, _SAME).numpy()
+        masks = None if parts[0][3] is None else np.concatenate([part[3] for part in parts])[order]
+        fields = scores[order], labels[order], boxes[order], masks
+        return Boxes(_shown(pixels), self.classes, *fields, palette=self.palette)
 
     def _read(self, image: Photo) -> dict[str, Any]:
         """An image as the pipeline gets it, BGR if it has colours."""
@@ -213,8 +209,18 @@ class Predictor:
                 raise UsageError(
                     f'OpenCV cannot read {os.fspath(image)!r}: write it as an 8-bit PNG'
                 ) from error
-        pixels = _pixels(image, image_channels(self.model))
-        return dict(img=pixels, img_shape=pixels.shape[:2], ori_shape=pixels.shape[:2])
+        return _as_read(_pixels(image, image_channels(self.model)))
+
+
+def _as_read(pixels: np.ndarray) -> dict[str, Any]:
+    """Pixels as a loader leaves them."""
+    return dict(img=pixels, img_shape=pixels.shape[:2], ori_shape=pixels.shape[:2])
+
+
+def _starts(length: int, side: int) -> list[int]:
+    """Where tiles of a side begin that cover a length, and overlap by a fifth or more."""
+    last = max(0, length - side)
+    return [*range(0, last, max(1, side - side // 5)), last]
 
 
 def _pixels(image: Any, channels: int) -> np.ndarray:

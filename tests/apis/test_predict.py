@@ -16,9 +16,11 @@ from pycocotools.coco import COCO
 
 import mmvttt
 from mmvttt.errors import CheckpointMismatchError, DataError, UsageError
-from mmvttt.openmmlab.apis.inference import open_model
-from mmvttt.openmmlab.apis.predict import Prediction, drawings, find_images, predict_files
+from mmvttt.openmmlab.apis.predict import drawings, find_images, predict_files
+from mmvttt.openmmlab.apis.predictor import open_model
 from mmvttt.openmmlab.config import config_root
+from mmvttt.openmmlab.tasks import task_for
+from mmvttt.openmmlab.tasks.prediction import Prediction
 
 from ..configs.reduced import build, reduce_model, reduced, save_random
 
@@ -189,7 +191,7 @@ class Seen:
     """Predicts the same for each image."""
 
     classes = ('person', 'bus')
-    scope = 'mmdet'
+    task = task_for('boxes')
 
     def predict(self, image: object, score_thr: float, tiles: int | None) -> Prediction:
         return prediction()
@@ -224,7 +226,7 @@ def test_folders_patterns_and_videos_become_pictures_and_tables(
     assert coco.annToMask(first).sum() == 15 * 16
     assert len(coco.loadRes(coco.dataset['annotations']).anns) == 15
     list(predict_files(Seen(), pairs[2:], save=tmp_path / 'all.csv'))
-    with pytest.raises(UsageError), patch.object(Seen, 'scope', 'mmpretrain'):
+    with pytest.raises(UsageError), patch.object(Seen, 'task', task_for('classes')):
         next(predict_files(Seen(), pairs[2:], save=tmp_path / 'all.json'))
     lines = (tmp_path / 'all.csv').read_text().splitlines()
     assert lines[0] == 'image,label,score,x1,y1,x2,y2'

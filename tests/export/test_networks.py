@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from mmvttt.by_name import find_model
 from mmvttt.deploy.runtime import OnnxFile, open_exported
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.analysis.models import samples_of
-from mmvttt.openmmlab.apis import file_inference
 from mmvttt.openmmlab.apis.export import _match, export_model, exportable, predictor
-from mmvttt.openmmlab.apis.inference import open_model
-from mmvttt.openmmlab.apis.predictions import as_outputs
+from mmvttt.openmmlab.apis.predictor import open_model
+from mmvttt.openmmlab.export import file_model
+from mmvttt.openmmlab.export.networks import as_outputs, samples_of
 
 from ..configs.reduced import THIN, build, reduce_model, reduced, save_random
 
@@ -130,7 +129,7 @@ def test_a_file_predicts_in_place_of_a_detector(
     cfg.model.data_preprocessor.pad_size_divisor = 32
     model = save_random(cfg, tmp_path / 'w.pth', 'abc')
     file = Eager(predictor(model), SIZE)
-    monkeypatch.setattr(file_inference, 'open_exported', lambda *_: file)
+    monkeypatch.setattr(file_model, 'open_exported', lambda *_: file)
     rng = np.random.default_rng(0)
     # Twice the size of the file, so that nothing is padded and both see the same pixels.
     image = rng.integers(0, 255, (192, 256, 3)).astype(np.uint8)
@@ -186,7 +185,7 @@ def described(cfg: Config, make: Any, size: tuple[int, int] | None, folder: Path
     said = []
     for path in (None, 'file.onnx'):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(file_inference, 'open_exported', lambda *_: Eager(make(model), size))
+            patch.setattr(file_model, 'open_exported', lambda *_: Eager(make(model), size))
             prediction = open_model(cfg, folder / 'w.pth', file=path).predict(image[..., ::-1])
         said.append(dict(map(dict.values, prediction.rows())))
     return said

@@ -1,0 +1,50 @@
+"""Classification, by mmpretrain."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .prediction import Classes
+from .task import Start, Task
+
+
+class Classification(Task):
+    """A score for each class."""
+
+    toolbox = 'mmpretrain'
+    heads = ('head',)
+    dataset = 'CustomDataset', ('load_data_list', '_find_samples')
+    format = 'lists'
+    measures: ClassVar = {'classes': ('accuracy/top1',)}
+    start = Start('cifar10_vittt_nano', 1e-3, 32, 6)
+    expands_home = True
+    draws_merged = False
+
+    def predicted(
+        self, sample: Any, image: np.ndarray, classes: Sequence[str], score_thr: float, palette: Any
+    ) -> Classes:
+        """The scores of all classes."""
+        scores = sample.pred_score.numpy()
+        names = classes or [str(i) for i in range(len(scores))]
+        return Classes(image, names, scores, palette=palette)
+
+    def show(self, cfg: Any, hook: Any, folder: str) -> None:
+        """Sets mmpretrain's hook."""
+        hook.update(enable=True, out_dir=folder, interval=1)
+
+    def exportable(self, model: Any) -> Any:
+        """The model up to its logits, or its maps where it has no head."""
+        from ..export.networks import Part
+
+        return Part(model, None if getattr(model, 'head', None) is None else 'head')
+
+    def by_file(self, model: Any, file: Any, images: Any, samples: Sequence[Any]) -> list[Any]:
+        """Scores of the file's logits."""
+        head = copy.copy(model.head)
+        # Its scores are the file's.
+        head.forward = lambda scores: scores
+        return head.predict(file(images)[0], list(samples))

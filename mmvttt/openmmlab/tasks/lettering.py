@@ -1,0 +1,58 @@
+"""Letters of any script in pictures: Pillow's own font, or one of this machine that has them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from PIL import ImageFont
+
+Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
+_FOLDERS = {
+    'win32': ['C:/Windows/Fonts'],
+    'darwin': ['/System/Library/Fonts', '/Library/Fonts', '~/Library/Fonts'],
+}.get(sys.platform, ['/usr/share/fonts', '/usr/local/share/fonts', '~/.local/share/fonts'])
+
+
+@lru_cache(256)
+def font_for(text: str, size: int) -> tuple[str, Font]:
+    """A text as it can be written, and a font of that size which has all of its letters.
+
+    Letters that no font has are written by their code points, `<884C>`, with a warning.
+    """
+    first = ImageFont.load_default(size)
+    if not (lacking := _lacking(first, text)):
+        return text, first
+    for file in _files():
+        try:
+            font = ImageFont.truetype(file, size)
+        except OSError:
+            continue
+        if not _lacking(font, text):
+            return text, font
+    warnings.warn(
+        f'no font of this machine has all letters of {text!r}, which pictures show by their code '
+        'points: install one, such as Noto',
+        stacklevel=2,
+    )
+    return ''.join(f'<{ord(x):04X}>' if x in lacking else x for x in text), first
+
+
+def _lacking(font: Font, text: str) -> set[str]:
+    """Letters that a font draws like a code point that no font has."""
+    box = bytes(font.getmask('\uffff'))
+    return {x for x in text if not x.isspace() and bytes(font.getmask(x)) == box}
+
+
+def _files() -> Iterator[str]:
+    folders = list(_FOLDERS)
+    if (matplotlib := find_spec('matplotlib')) and matplotlib.submodule_search_locations:
+        folders.append(os.path.join(*matplotlib.submodule_search_locations, 'mpl-data/fonts/ttf'))
+    for folder in folders:
+        for file in sorted(Path(folder).expanduser().rglob('*.[ot]t[fc]')):
+            yield os.fspath(file)

@@ -1,0 +1,63 @@
+"""Segmentation, by mmsegmentation: label maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import nn
+
+from .prediction import LabelMap
+from .task import Start, Task
+
+
+class Segmentation(Task):
+    """A class for each pixel."""
+
+    toolbox = 'mmseg'
+    size = (512, 512)
+    heads = ('decode_head', 'auxiliary_head')
+    dataset = 'BaseSegDataset', ('load_data_list',)
+    format = 'maps'
+    measures: ClassVar = {'maps': ('mIoU',)}
+    start = Start('upernet_vittt_nano_camvid', 1e-3, 4, 25)
+
+    def class_count(self, model: Any) -> int:
+        """Number of classes of the decoder; the last head of a cascade, such as OCRNet's."""
+        head: Any = model.decode_head
+        if isinstance(head, nn.ModuleList):
+            head = head[-1]
+        return head.num_classes
+
+    def predicted(
+        self, sample: Any, image: np.ndarray, classes: Sequence[str], score_thr: float, palette: Any
+    ) -> LabelMap:
+        """The label map."""
+        # mmseg's label map of a binary segmentor is of floating-point numbers.
+        labels = sample.pred_sem_seg.data[0].numpy().astype(np.int64)
+        return LabelMap(image, classes, labels, palette=palette)
+
+    def show(self, cfg: Any, hook: Any, folder: str) -> None:
+        """Sets mmsegmentation's hook, which leaves the folder to the visualizer."""
+        hook.update(draw=True, interval=1)
+        cfg.visualizer.save_dir = folder
+
+    def exportable(self, model: Any) -> Any:
+        """The model up to its logits at the size of the image."""
+        from ..export.networks import logits_of_segmentor
+
+        return logits_of_segmentor(model)
+
+    def predictions(self, model: Any) -> Any:
+        """The label of each pixel and its score."""
+        from ..export.networks import Labels
+
+        return Labels(model)
+
+    def by_file(self, model: Any, file: Any, images: Any, samples: Sequence[Any]) -> list[Any]:
+        """Label maps at the size of the photograph."""
+        from ..export.networks import to_label_map
+
+        pairs = zip(images, samples, strict=True)
+        return [to_label_map(model, file(*pair), pair[1]) for pair in pairs]
