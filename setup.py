@@ -100,7 +100,7 @@ EXTRAS = {
     'sd3': ['diffusers>=0.42,<0.43', 'transformers>=5.24,<6', 'accelerate>=1.10,<2'],
     # tools/export.py --out model.xml, which goes through ONNX.
     'openvino': ['openvino>=2026.4,<2027', *ONNX],
-    # Detections as supervision has them, and large pictures in tiles.
+    # Detections as supervision has them.
     'predict': ['supervision>=0.26,<0.32'],
     # Curves, receptive fields and gradient maps as pictures.
     'plots': ['matplotlib>=3.8,<4'],

@@ -40,7 +40,7 @@ def main() -> None:
     add('--score-thr', type=float, default=0.5, help='leave out boxes below this score')
     help = 'all predictions, in one file'
     add('--save', type=cli.new_file, metavar='FILE.csv|.json', help=help)
-    help = "look at large pictures in tiles of this side; needs 'mmvttt[predict]'"
+    help = 'look at large pictures in tiles of this side'
     add('--tiles', type=cli.positive, metavar='PIXELS', help=help)
     cli.add_device(parser)
     add('--amp', action='store_true', help='run the backbone in mixed precision')
