@@ -1,21 +1,31 @@
 """The weights that a training starts from, and heads for other classes."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
+from mmengine.hub import get_config
 from torch import nn
 
 from mmvttt.errors import CheckpointError
+from mmvttt.openmmlab.apis.export import exportable
 from mmvttt.openmmlab.apis.train import summary
 from mmvttt.openmmlab.config import load_config
+from mmvttt.openmmlab.export.networks import samples_of
 from mmvttt.openmmlab.reliability.weights import (
     FitHeads,
     remove_checkpoints,
     warning_of_random_weights,
 )
+from mmvttt.openmmlab.tasks import task_of
+
+from ..configs.reduced import THIN, build
+from ..export.test_networks import classifier, dino, mask_rcnn, segmentor
 
 MESA = 'mmvttt://hvit3_t_mesa_in1k'
 DEIT = 'timm://deit_tiny_patch16_224.fb_in1k'
@@ -79,21 +89,31 @@ class Heads(nn.Module):
         self.anchors = nn.Linear(2, 3 * classes)
 
 
-def test_classes_of_the_same_name_keep_their_heads() -> None:
-    saved, classes = ('dog', 'person', 'cat'), ('wolf', 'cat')
-    source, model = Heads(3).state_dict(), Heads(2)
+def fitted(
+    model: nn.Module, weights: dict, saved: Sequence[str], classes: Sequence[str], name: str = 'w'
+) -> tuple[dict, str]:
+    """The weights as they are fitted to a model, and what is said."""
     logged: list[str] = []
     dataset = SimpleNamespace(metainfo=dict(classes=classes))
     runner: Any = SimpleNamespace(
         model=model,
         _resume=False,
-        _load_from='coco.pth',
+        _load_from=name,
         train_dataloader=SimpleNamespace(dataset=dataset),
         logger=SimpleNamespace(info=logged.append),
     )
-    checkpoint = dict(state_dict=dict(source), meta=dict(dataset_meta=dict(classes=saved)))
+    meta = dict(dataset_meta=dict(classes=saved)) if saved else {}
+    checkpoint = dict(state_dict=dict(weights), meta=meta)
     FitHeads().after_load_checkpoint(runner, checkpoint)
-    got, fresh = checkpoint['state_dict'], model.state_dict()
+    (line,) = logged
+    return checkpoint['state_dict'], line
+
+
+def test_classes_of_the_same_name_keep_their_heads() -> None:
+    saved, classes = ('dog', 'person', 'cat'), ('wolf', 'cat')
+    source, model = Heads(3).state_dict(), Heads(2)
+    got, line = fitted(model, source, saved, classes)
+    fresh = model.state_dict()
     for name in ('fc_cls.weight', 'fc_cls.bias', 'logits.weight', 'logits.bias'):
         assert torch.equal(got[name][0], fresh[name][0])
         assert torch.equal(got[name][1], source[name][2])
@@ -102,6 +122,61 @@ def test_classes_of_the_same_name_keep_their_heads() -> None:
     assert torch.equal(got['fc_reg.weight'][4:], source['fc_reg.weight'][8:])
     assert torch.equal(got['anchors.weight'], fresh['anchors.weight'])
     model.load_state_dict(got)
-    (line,) = logged
     assert 'keep the weights of cat; the heads are new for wolf;' in line
     assert line.endswith('shape: anchors.weight, anchors.bias')
+
+
+def retinanet() -> Config:
+    cfg = get_config('mmdet::retinanet/retinanet_r50_fpn_1x_coco.py')
+    cfg.model.backbone.update(THIN)
+    cfg.model.neck.update(in_channels=[8, 16, 32, 64], out_channels=16)
+    cfg.model.bbox_head.update(in_channels=16, stacked_convs=1, feat_channels=16)
+    cfg.model.test_cfg.score_thr = 0.0
+    return cfg
+
+
+@pytest.mark.parametrize('make', [mask_rcnn, dino, retinanet, segmentor, classifier])
+def test_rows_go_by_name_where_the_number_of_classes_is_the_same(make: Any) -> None:
+    """A model of the same classes in another order predicts the same, by other numbers."""
+    cfg, order = make(), [2, 0, 1]
+    for head in task_of(cfg).heads_of(cfg).values():
+        head['num_classes'] = 3
+    source, model = (build(copy.deepcopy(cfg)).eval() for _ in range(2))
+    saved = ['cat', 'dog', 'cow']
+    got, line = fitted(model, source.state_dict(), saved, [saved[i] for i in order])
+    assert line == 'w: the heads keep the weights of cow, cat, dog'
+    model.load_state_dict(got)
+    image = torch.randn(1, 3, 96, 128)
+    with torch.no_grad():
+        if task_of(cfg).format == 'COCO':
+            samples = [
+                m.predict(image, samples_of(image), rescale=False)[0] for m in (source, model)
+            ]
+            (a, b) = (x.pred_instances for x in samples)
+            assert len(a) == len(b) > 5
+            np.testing.assert_allclose(np.sort(a.scores), np.sort(b.scores), atol=1e-5)
+            # Of each class as many as of the same name.
+            counts = [np.bincount(x.labels, minlength=3) for x in (a, b)]
+            assert counts[0][order].tolist() == counts[1].tolist()
+        else:
+            a, b = (exportable(m)(image) for m in (source, model))
+            torch.testing.assert_close(a[:, order], b)
+    # Other classes do not get rows of these, and those without names are said.
+    got, line = fitted(model, source.state_dict(), saved, ['bus', 'cat', 'car'])
+    assert line == 'w: the heads keep the weights of cat; the heads are new for bus, car'
+    assert sum(not torch.equal(got[n], source.state_dict()[n]) for n in got) >= 2
+    got, line = fitted(model, source.state_dict(), (), saved)
+    assert line.startswith('w: row k of heads stays with class k')
+
+
+def test_published_files_have_the_classes_of_their_data_set() -> None:
+    cfg = segmentor()
+    for head in task_of(cfg).heads_of(cfg).values():
+        head['num_classes'] = 150
+    source, model = build(cfg).state_dict(), build(cfg)
+    names = ['sky', 'cat', *map(str, range(148))]
+    got, line = fitted(model, source, (), names, 'mmvttt://upernet_hvit3_t_160k')
+    assert 'keep the weights of sky; the heads are new for cat' in line
+    key = 'decode_head.conv_seg.weight'
+    # ADE20K's third class.
+    assert torch.equal(got[key][0], source[key][2])

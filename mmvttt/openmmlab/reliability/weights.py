@@ -7,12 +7,16 @@ from typing import Any
 
 from mmengine.config import Config
 from mmengine.hooks import Hook
+from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
+from mmvttt.checkpoints.published import PUBLISHED, SCHEME
 from mmvttt.checkpoints.read import saved_classes
 from mmvttt.checkpoints.sources import find_source
 
+from ..registry import resolve_type
+from ..tasks import ROWS_OF_CLASS, class_layer, task_of
 from ..unwrap import bare_model
 
 # mmengine reads other schemes while it builds a model.
@@ -77,51 +81,103 @@ def warning_of_random_weights(cfg: Config, load_from: str | None) -> str | None:
 class FitHeads(Hook):
     """Fits the heads in `load_from` to the data: a class of the same name keeps its weights."""
 
+    # Before EMAHook copies the weights.
+    priority = 'VERY_HIGH'
+
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Replaces the tensors for other numbers of classes, and logs which classes are new."""
+        """Moves the rows of the classes, and logs which classes are new."""
         model, weights = bare_model(runner.model), checkpoint.get('state_dict', checkpoint)
         if runner._resume or not isinstance(model, nn.Module):
             return
         metainfo = getattr(runner.train_dataloader.dataset, 'metainfo', {})
-        classes, saved = metainfo.get('classes') or (), saved_classes(checkpoint)
-        state, fitted, new = model.state_dict(), False, []
-        for name in [n for n in state if n in weights and weights[n].shape != state[n].shape]:
-            rows = fit_rows(weights[name], state[name], saved, classes)
-            weights[name] = state[name] if rows is None else rows
-            fitted = fitted or rows is not None
-            new += [name] if rows is None else []
+        classes = list(map(str, metainfo.get('classes') or ()))
+        saved = saved_classes(checkpoint) or _published_classes(model, runner._load_from)
+        state, others, fits, numbered = model.state_dict(), [], False, False
+        for name in [name for name in state if name in weights]:
+            source, target, layer = weights[name], state[name], class_layer(name)
+            if layer is None and source.shape == target.shape:
+                continue
+            # Several rows of an unknown layer may be anchors, or numbers of one class.
+            size = _group(model, name) if layer else len(target)
+            rows = fit_rows(source, target, saved, classes, ROWS_OF_CLASS.get(layer or '', 1), size)
+            fits = fits or rows is not None
+            if rows is None and source.shape == target.shape:
+                rows, numbered = source, True
+            elif rows is None:
+                rows = target
+                others.append(name)
+            weights[name] = rows
         text = {
-            'the heads keep the weights of': [name for name in classes if fitted and name in saved],
-            'the heads are new for': [name for name in classes if fitted and name not in saved],
-            'initialised randomly, because they have another shape:': new,
+            'the heads keep the weights of': [x for x in classes if fits and x in saved],
+            'the heads are new for': [x for x in classes if fits and x not in saved],
+            'initialised randomly, because they have another shape:': others,
         }
-        if what := [f'{k} {", ".join(names)}' for k, names in text.items() if names]:
+        what = [f'{k} {", ".join(names)}' for k, names in text.items() if names]
+        if numbered or (classes and not what):
+            what.append('row k of heads stays with class k: it does not say whose row that is')
+        if what:
             runner.logger.info(f'{runner._load_from}: {"; ".join(what)}')
 
 
+def _published_classes(model: nn.Module, source: str | None) -> tuple[str, ...]:
+    """Names of the classes of weights that their authors publish, whose files have none."""
+    name, task = (source or '').removeprefix(SCHEME), task_of(model)
+    if name == source or not (task.published_on and getattr(PUBLISHED.get(name), 'authors', '')):
+        return ()
+    kind: Any = resolve_type(task.published_on, DATASETS, task.toolbox)
+    return tuple(kind.METAINFO['classes'])
+
+
+def _group(model: nn.Module, name: str) -> int | None:
+    """Rows of the classes at one anchor, where the head of a tensor says their number."""
+    while name:
+        name = name.rpartition('.')[0]
+        head = model.get_submodule(name)
+        for key in ('num_attrib', 'cls_out_channels'):
+            if isinstance(size := getattr(head, key, None), int):
+                return size
+    return None
+
+
 def fit_rows(
-    source: Tensor, target: Tensor, saved: Sequence[str], classes: Sequence[str]
+    source: Tensor,
+    target: Tensor,
+    saved: Sequence[str],
+    classes: Sequence[str],
+    n: int = 1,
+    group: int | None = None,
 ) -> Tensor | None:
     """A head's tensor for `classes` with the rows of the classes that `source` knows.
 
     Args:
-        source: `(C · n + b, …)` for the C classes `saved`: n is 1, or 4 for coordinates; b is 1
-            with a last row for the background.
-        target: `(C' · n + b, …)`, the same for `classes`; has the rows of the other classes.
+        source: `(A · (first + C + last) · n, …)` for A anchors and the C classes `saved`: n rows of
+            each class, such as coordinates, `last` for the background, `first` for a box.
+        target: The same for `classes`; it has the rows of the other classes.
         saved, classes: The names of the classes.
+        n: See `source`.
+        group: `(first + C' + last) · n` in `target`, if it is known.
 
     Returns:
-        The tensor, or None if the shapes are others.
+        The tensor, or None if the shapes are others, or no names are given.
     """
-    for n, background in ((1, 0), (1, 1), (4, 0)):
-        sizes = [len(names) * n + background for names in (saved, classes)]
-        if [len(source), len(target)] == sizes and source.shape[1:] == target.shape[1:]:
-            rows = target.clone()
-            for i, name in enumerate(classes):
-                if name in saved:
-                    j = saved.index(name)
-                    rows[i * n : (i + 1) * n] = source[j * n : (j + 1) * n]
-            if background:
-                rows[-1] = source[-1]
-            return rows
-    return None
+    fits: list[tuple[Any, ...]] = []
+    for first, last in ((0, 0), (0, 1), (5, 0)) if n == 1 else ((0, 0),):
+        widths = [(first + len(names) + last) * n for names in (saved, classes)]
+        if not (saved and classes) or group not in (None, widths[1]):
+            continue
+        anchors, *rest = [len(x) / width for x, width in zip((source, target), widths, strict=True)]
+        if rest == [anchors] and anchors % 1 == 0 and source.shape[1:] == target.shape[1:]:
+            fits.append((anchors == 1, -len(fits), first, widths))
+    if not fits or (n > 1 and not fits[0][0]):
+        return None
+    *_, first, widths = max(fits)
+    rows = target.clone()
+    old, new = (
+        x.view(-1, width // n, n, *x.shape[1:])
+        for x, width in zip((source, rows), widths, strict=True)
+    )
+    new[:, :first], new[:, first + len(classes) :] = old[:, :first], old[:, first + len(saved) :]
+    for i, name in enumerate(classes):
+        if name in saved:
+            new[:, first + i] = old[:, first + saved.index(name)]
+    return rows

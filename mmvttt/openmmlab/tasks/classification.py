@@ -17,6 +17,8 @@ class Classification(Task):
 
     toolbox = 'mmpretrain'
     heads = ('head',)
+    layers = 'fc', 'layers.head'
+    published_on = 'ImageNet'
     dataset = 'CustomDataset', ('load_data_list', '_find_samples')
     format = 'lists'
     measures: ClassVar = {'classes': ('accuracy/top1',)}

@@ -18,6 +18,8 @@ class Segmentation(Task):
     toolbox = 'mmseg'
     size = (512, 512)
     heads = ('decode_head', 'auxiliary_head')
+    layers = 'conv_seg', 'cls_seg', 'cls_embed'
+    published_on = 'ADE20KDataset'
     dataset = 'BaseSegDataset', ('load_data_list',)
     format = 'maps'
     measures: ClassVar = {'maps': ('mIoU',)}
