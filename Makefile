@@ -22,17 +22,19 @@ DEMO_DIR := work_dirs/demo
 # The demo's products are small: more threads than a few wait for each other.
 export OMP_NUM_THREADS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 
+DOORS := $(addprefix tests/,compat openmmlab apis/test_train.py apis/test_finetune.py)
 QUICK := $(addprefix tests/,models/test_contract.py models/test_mixer_contract.py models/test_layers.py \
 	kernels/test_ops.py kernels/test_backend.py numbers/test_mixers.py examples)
 
-.PHONY: help setup demo quick test test-library stress lint format docs dist gpu clean
+.PHONY: help setup demo quick test test-doors test-library stress lint format docs dist gpu clean
 
 help:
 	@echo "make demo    set up, train Mask R-CNN with Vittt on the built-in data, show AP and pictures"
 	@echo "make quick   the tests of models and ops, in two minutes"
 	@echo "make test    set up, lint, run the tests"
 	@echo "make test-library   the tests of the library from a wheel, without any OpenMMLab"
-	@echo "             setup, demo, test and stress take STACK=onedl: the maintained forks of OpenMMLab"
+	@echo "make test-doors     the tests of what differs between the two OpenMMLabs, in four minutes"
+	@echo "             setup, demo, test, test-doors and stress take STACK=onedl: the maintained forks"
 	@echo "make stress  the tests that take minutes: kills, long sequences, whole models"
 	@echo "make docs    guide and API reference in build/site; a warning is an error"
 	@echo "make dist    wheel and sdist in dist/ [REPOSITORY=address of the sources, for the links of its page]"
@@ -73,6 +75,10 @@ quick: setup
 test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not stress" -n auto --maxprocesses 8 --dist loadfile \
 		--durations 15 --durations-min 5
+
+# What differs between the two OpenMMLabs: patches, start-up line, models, trainings.
+test-doors: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not stress" -n auto --maxprocesses 8 --dist loadfile $(DOORS)
 
 # What the library alone has to do, in a fresh environment: its wheel, torch, timm and diffusers, and
 # what the other environments cannot have: transformers, and OpenVINO, which ends a worker of xdist

@@ -70,27 +70,37 @@ INSTALL = [
     'numpy>=1.26,<2.6',
     'pillow>=10.1,<14',
     'safetensors>=0.4,<1',
+    # torch and timm need them too.
+    'filelock>=3.12,<5',
+    'huggingface-hub>=0.30,<3',
+    'tqdm>=4.60,<5',
 ]
 # The two OpenMMLabs share their import names, so no extra of one may bring a package of the other.
 MMENGINE = 'mmengine>=0.10.7,<0.11'
+# What our own files of the door import, and each OpenMMLab needs too.
+DOOR = ['opencv-python>=4.5', 'pyyaml>=6,<7', 'rich>=13']
+COCO = ['pycocotools>=2.0.7,<3', 'scipy>=1.11,<2', 'faster-coco-eval>=1.6,<2']
 # pip builds onedl-mmcv in an environment without torch, where it compiles nothing.
-ONEDL = ['onedl-mmengine>=0.10.12,<0.11', 'onedl-mmcv>=2.3.6,<2.4']
-ONNX = ['onnx>=1.19,<1.24', 'onnxscript>=0.7,<0.8', 'onnxruntime>=1.23,<1.33']
+ONEDL = [*DOOR, 'onedl-mmengine>=0.10.12,<0.11', 'onedl-mmcv>=2.3.6,<2.4']
+ONNX = [
+    *('onnx>=1.19,<1.24', 'onnx-ir>=0.1,<2', 'onnxscript>=0.7,<0.8'),
+    'onnxruntime>=1.23,<1.33',
+]
 EXTRAS = {
     # The original packages. Without mmcv's compiled operators; never with `mmcv` itself (same
     # import). 2.1.0 because mmdet 3.3 and mmsegmentation 1.2 refuse 2.2.
-    'lite': [MMENGINE, 'mmcv-lite==2.1.0'],
+    'lite': [MMENGINE, *DOOR, 'mmcv-lite==2.1.0'],
     # Any pycocotools: the patch `coco-ids` adds the `info` that 2.0.9 and 2.0.10 need in a file.
-    'det': [MMENGINE, 'mmdet==3.3.0'],
+    'det': [MMENGINE, *DOOR, *COCO, 'mmdet==3.3.0'],
     # mmsegmentation imports ftfy and regex without declaring them.
-    'seg': [MMENGINE, 'mmsegmentation==1.2.2', 'ftfy', 'regex'],
-    'pretrain': [MMENGINE, 'mmpretrain==1.2.0'],
+    'seg': [MMENGINE, *DOOR, 'mmsegmentation==1.2.2', 'ftfy', 'regex'],
+    'pretrain': [MMENGINE, *DOOR, 'mmpretrain==1.2.0'],
     # The maintained forks.
-    'onedl-det': [*ONEDL, 'onedl-mmdetection>=3.5.1,<3.6'],
+    'onedl-det': [*ONEDL, *COCO, 'onedl-mmdetection>=3.5.1,<3.6'],
     'onedl-seg': [*ONEDL, 'onedl-mmsegmentation>=1.4.2,<1.5'],
     'onedl-pretrain': [*ONEDL, 'onedl-mmpretrain>=1.3.6,<1.4'],
     # The kernels of a CPU.
-    'cpu': ['numba>=0.65,<0.69'],
+    'cpu': ['numba>=0.65,<0.69', 'llvmlite'],
     # To write ONNX with tools/export.py and to compare it.
     'export': ONNX,
     # DiT and Stable Diffusion 3, for linearize() and models/generation.

@@ -33,16 +33,6 @@ _OLDEST_TRITON = (3, 6)
 VARIABLE = 'TTT_KERNELS_BACKEND'
 
 
-# `os.environ.get` encodes the name and decodes the value: as slow as a call of torch.
-_raw = getattr(os.environ, '_data', None)
-_raw_name = os.environ.encodekey(VARIABLE) if _raw is not None else VARIABLE
-
-
-def from_environment() -> str | bytes | None:
-    """The environment variable as it is, which changes if the variable does."""
-    return (os.environ if _raw is None else _raw).get(_raw_name)
-
-
 def resolve(op: str, backend: str | None) -> str:
     """The `backend` argument of an op as the registered op takes it.
 
@@ -56,7 +46,7 @@ def resolve(op: str, backend: str | None) -> str:
         return 'auto'
     if chosen not in BACKENDS:
         raise ValueError(
-            f"{name} must be None, 'triton', 'numba' or 'reference', got {chosen!r}; None picks "
+            f"{name}={chosen!r}: choose one of None, 'triton', 'numba', 'reference'; None picks "
             'the Triton kernel on a GPU, the numba kernel on a CPU, where they can run, and the '
             'reference elsewhere'
         )

@@ -114,14 +114,11 @@ def direction_letters(op: str, directions: tuple[str, ...], name: str, x: Tensor
     """Directions of the scans of `x` `(B, T, R, …)` as a registered op takes them, such as 'fb'."""
     if not isinstance(directions, tuple | list) or len(directions) == 0:
         raise ValueError(
-            f"{op}: directions must be a non-empty tuple such as ('forward', 'backward'), "
-            f'got {directions!r}'
+            f"{op}: directions={directions!r}: give a tuple such as ('forward', 'backward')."
         )
     for way in directions:
         if way not in _LETTERS:
-            raise ValueError(
-                f"{op}: a direction is 'forward' or 'backward', got {way!r} in {directions!r}"
-            )
+            raise ValueError(f"{op}: directions={directions!r}: give 'forward' and 'backward'.")
     if x.shape[2] != len(directions):
         raise ValueError(
             f'{op}: {name} has R = {x.shape[2]} scans for {len(directions)} directions; give one '
@@ -133,17 +130,17 @@ def direction_letters(op: str, directions: tuple[str, ...], name: str, x: Tensor
 def check_number(op: str, name: str, value: float, least: float = -math.inf) -> None:
     """Raises TypeError or ValueError unless `value` is a finite number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):
-        raise TypeError(f'{op}: {name} must be a number, got {value!r}')
+        raise TypeError(f'{op}: {name}={value!r}: give a number.')
     if not (least <= value < math.inf and value > -math.inf):
         bound = '' if least == -math.inf else f' of at least {least}'
-        raise ValueError(f'{op}: {name} must be a finite number{bound}, got {value!r}')
+        raise ValueError(f'{op}: {name}={value!r}: give a finite number{bound}.')
 
 
 def check_damped_step(op: str, scale: float, damping: bool) -> None:
     """Checks the options of ViT³'s inner step. A `damping` of 'no' would count as True."""
     check_number(op, 'scale', scale)
     if not isinstance(damping, bool):
-        raise TypeError(f'{op}: damping must be True or False, got {damping!r}')
+        raise TypeError(f'{op}: damping={damping!r}: give True or False.')
 
 
 def sizes_of(op: str, name: str, x: Tensor, meaning: str, at_least_1: str) -> dict[str, int]:

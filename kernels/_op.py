@@ -8,6 +8,7 @@ choice of a backend depend on the arguments' layout only, and are made once for 
 """
 
 import itertools
+import os
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -189,7 +190,7 @@ class Op:
             if layout is None or device == 'meta':
                 return None
             autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-            key = (backend, _backend.from_environment(), autocast, *layout)
+            key = (backend, os.environ.get(_backend.VARIABLE), autocast, *layout)
             plan = self.plans.get(key)
         except (AttributeError, RuntimeError, TypeError):
             return None  # not tensors, sparse ones, options in lists: the checks tell

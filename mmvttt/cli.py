@@ -8,7 +8,7 @@ import errno
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -157,6 +157,16 @@ def printable(text: object) -> str:
     return ''.join(c if c.isprintable() or c == '\n' else repr(c)[1:-1] for c in str(text))
 
 
+# Options of the tools that are not called as the arguments of our functions.
+_FLAGS = dict(dtype='--amp', precision='--amp, --dtype', size='--shape')
+
+
+def _flags(arguments: Sequence[str]) -> str:
+    """The end of an error's message: the options of the tools for these arguments."""
+    flags = (_FLAGS.get(name, f'--{name}'.replace('_', '-')) for name in arguments)
+    return f' ({", ".join(flags)})' if arguments else ''
+
+
 @contextmanager
 def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
     """Turns errors of mmvttt's own checks into their message on stderr and exit status 1.
@@ -173,7 +183,7 @@ def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
         message = str(error).strip()
         if message.startswith('Caught '):
             message = message.splitlines()[-1].partition('Error: ')[2]
-        message = printable(message)
+        message = printable(message) + _flags(getattr(error, 'arguments', ()))
     except ModuleNotFoundError as error:
         from .distributions import missing
 

@@ -22,7 +22,16 @@ def suggest(name: str, names: Collection[str]) -> str:
 
 
 class UsageError(ValueError):
-    """A mistake in a command line or config."""
+    """A mistake in a call, a config or a command line.
+
+    Args:
+        message: Names arguments as the function has them.
+        arguments: Those that the message advises to change, for which a tool names its options.
+    """
+
+    def __init__(self, message: str = '', *arguments: str) -> None:
+        super().__init__(message)
+        self.arguments = arguments
 
 
 class OptionError(UsageError):

@@ -67,7 +67,7 @@ class NamedModel:
             UsageError: It has no part of that name.
         """
         if not hasattr(self.model, 'backbone'):
-            raise UsageError(f'--backbone: {self.name!r} has no part of that name')
+            raise UsageError(f'{self.name!r} has no part named backbone', 'backbone')
         return self.model.get_submodule('backbone')
 
     def prepare(self, picture: Tensor) -> Tensor:

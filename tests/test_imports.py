@@ -1,8 +1,12 @@
 """Imports go down only: no circle among modules, and no OpenMMLab in the library."""
 
 import ast
+import re
+import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,3 +134,37 @@ def test_the_function_linearize_does_not_hide_its_package() -> None:
 
     assert mmvttt.models.linearize.folder is folder
     assert callable(mmvttt.linearize)
+
+
+# Distributions by the name that is imported, where the two differ.
+DISTRIBUTIONS = dict(
+    **dict(PIL='pillow', yaml='pyyaml', cv2='opencv-python', sklearn='scikit-learn'),
+    **dict(skimage='scikit-image', mmseg='mmsegmentation', mmcv='mmcv-lite'),
+)
+
+
+def test_every_package_that_is_imported_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared: dict[str, Any] = {}
+    monkeypatch.setattr('setuptools.setup', declared.update)
+    runpy.run_path(str(ROOT / 'setup.py'))
+    extras = declared['extras_require']
+    shipped = [name for name in extras if name not in ('test', 'docs')]
+    lines = [*declared['install_requires'], *(line for name in shipped for line in extras[name])]
+    names = {re.split('[^a-z0-9-]', line)[0] for line in lines}
+    ours = {*sys.stdlib_module_names, 'mmvttt', 'ttt_kernels', 'mmvttt_startup'}
+    packages = {x.partition('.')[0] for name in MODULES for x in imported(name, everywhere=True)}
+    assert len(packages) > 60
+    needed = {DISTRIBUTIONS.get(x, x.replace('_', '-')) for x in packages - ours}
+    # torch brings Triton where there is a build of it.
+    assert needed - names == {'triton'}
+
+
+def test_errors_of_the_library_name_arguments_and_no_options_of_tools() -> None:
+    for name, file in MODULES.items():
+        if name.startswith('mmvttt.openmmlab') or name in ('mmvttt.cli', 'mmvttt.__main__'):
+            continue
+        for raised in (
+            n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Raise)
+        ):
+            texts = [n.value for n in ast.walk(raised) if isinstance(n, ast.Constant)]
+            assert not [text for text in texts if '--' in str(text)], (name, raised.lineno)

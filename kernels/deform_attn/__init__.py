@@ -77,15 +77,15 @@ def gradients(
 
 def _flatten(spatial_shapes: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     if not isinstance(spatial_shapes, tuple | list):
-        raise TypeError(f'{_NAME}: spatial_shapes must be a list of (h, w), got {spatial_shapes!r}')
+        raise TypeError(f'{_NAME}: spatial_shapes={spatial_shapes!r}: give a list of (h, w).')
     if len(spatial_shapes) == 0:
-        raise ValueError(f'{_NAME}: spatial_shapes must name at least one level, got none')
+        raise ValueError(f'{_NAME}: spatial_shapes={spatial_shapes!r}: give one level or more.')
     for level in spatial_shapes:
         if not isinstance(level, tuple | list) or [
             isinstance(x, int | torch.SymInt) and not isinstance(x, bool) for x in level
         ] != [True, True]:
             raise ValueError(
-                f'{_NAME}: a level of spatial_shapes is two ints (h, w), got {level!r}'
+                f'{_NAME}: spatial_shapes has the level {level!r}: give two integers (h, w).'
             )
     return tuple(size for level in spatial_shapes for size in level)
 

@@ -52,7 +52,7 @@ def ttt_dwconv(
         or len(hw) != 2
         or not all(isinstance(n, int | torch.SymInt) and not isinstance(n, bool) for n in hw)
     ):
-        raise TypeError(f'{_NAME}: hw must be two ints (height, width), got {hw!r}')
+        raise TypeError(f'{_NAME}: hw={hw!r}: give two integers (height, width).')
     return OP(q, k, v, w3, *hw, scale, damping, backend=backend)[0]
 
 
@@ -62,7 +62,7 @@ def _check(
     sizes = _inputs.sizes_of(_NAME, 'q', q, '(B, h·w, d)', 'd')
     if min(h, w) < 1:
         raise ValueError(
-            f'{_NAME}: hw must be at least (1, 1), got {(h, w)}; skip the call for an empty map'
+            f'{_NAME}: hw={(h, w)}: give 1 or more of each, and skip the call for an empty map.'
         )
     if q.shape[1] != h * w:
         raise ValueError(

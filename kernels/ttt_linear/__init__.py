@@ -71,10 +71,10 @@ def _check(*args: Any) -> Args:
     sizes = _inputs.sizes_of(_NAME, 'q', q, '(B, T, R, H, d)', 'THd')
     ways = _inputs.direction_letters(_NAME, directions, 'q', q)
     if isinstance(mini_batch_size, bool) or not isinstance(mini_batch_size, int | torch.SymInt):
-        raise TypeError(f'{_NAME}: mini_batch_size must be an int, got {mini_batch_size!r}')
+        raise TypeError(f'{_NAME}: mini_batch_size={mini_batch_size!r}: give an integer.')
     if mini_batch_size < 1:
         raise ValueError(
-            f"{_NAME}: mini_batch_size must be at least 1, got {mini_batch_size}; 16 is the paper's"
+            f"{_NAME}: mini_batch_size={mini_batch_size}: give 1 or more; 16 is the paper's."
         )
     _inputs.check_tokens(_NAME, q, sizes, k=inputs.k, v=inputs.v)
     sizes['mini_batch_size'] = mini_batch_size

@@ -58,7 +58,7 @@ def _check(*args: Any) -> Args:
     weights = {'w1': w1, 'w2': w2} | ({} if w3 is None else {'w3': w3})
     _inputs.check_inner_step(_NAME, q, k, v, **weights)
     if loss not in LOSSES:
-        raise ValueError(f"{_NAME}: loss must be 'dot' or 'l2', got {loss!r}")
+        raise ValueError(f"{_NAME}: loss={loss!r}: choose one of 'dot', 'l2'.")
     _inputs.check_number(_NAME, 'scale', scale)
     return q, k, v, w1, w2, w3, float(scale), loss
 

@@ -61,6 +61,6 @@ def values_are_errors(network: nn.Module) -> Iterator[None]:
         yield
     except (NotImplementedError, DataDependentOutputException, DynamicOutputShapeException) as e:
         raise UsageError(
-            f'{type(network).__name__} cannot be counted as a whole ({e}): count its backbone '
-            '(--backbone)'
+            f'{type(network).__name__} cannot be counted as a whole ({e}): count its backbone',
+            'backbone',
         ) from e

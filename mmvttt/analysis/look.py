@@ -77,7 +77,8 @@ class Look:
         if not any(followed[0]):
             raise UsageError(
                 f'no mixer of {type(self.model).__name__} trains anything at test time: '
-                '--what erf attention keys work without an inner training'
+                "'erf', 'attention' and 'keys' work without an inner training",
+                'what',
             )
         return [[layer for layer in layers if layer is not None] for layers in followed]
 

@@ -97,7 +97,8 @@ def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
     if not records:
         raise UsageError(
             f'{type(model).__name__} has no token mixer that can be followed: give a model with '
-            "a Vittt, ViT³, H-ViT³ or T⁵, or timm's ViT (--what erf takes any model)"
+            "a Vittt, ViT³, H-ViT³ or T⁵, or timm's ViT ('erf' takes any model)",
+            'what',
         )
     ran: list[Mixing] = []
     ops, softmax = _RecordOps(), _RecordSoftmax()
@@ -128,7 +129,7 @@ def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
             try:
                 model(images)
             except torch.OutOfMemoryError as error:
-                raise UsageError(out_of_memory(images)) from error
+                raise out_of_memory(images) from error
     return ran
 
 
@@ -144,10 +145,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def out_of_memory(images: Tensor) -> str:
-    """Adds advice to an out-of-memory error."""
+def out_of_memory(images: Tensor) -> UsageError:
+    """An error with advice for an out-of-memory error."""
     height, width = images.shape[2:]
-    return f'out of memory at {height}×{width} pixels: give a smaller --shape HEIGHT WIDTH'
+    return UsageError(f'out of memory at {height}×{width} pixels: give smaller images', 'size')
 
 
 def _place(

@@ -88,7 +88,7 @@ def receptive_fields(model: nn.Module, images: Tensor) -> dict[str, ReceptiveFie
                     gradient = torch.autograd.grad(seen, x, retain_graph=True)[0]
                     totals[name] = totals.get(name, 0) + gradient[0].abs().sum(0)
     except torch.OutOfMemoryError as error:
-        raise UsageError(out_of_memory(images)) from error
+        raise out_of_memory(images) from error
     for name, total in totals.items():
         if not total.max() > 0:
             raise UsageError(

@@ -194,8 +194,8 @@ def require_none_lacking(lacking: list[str], module: nn.Module, source: str) -> 
         more = f', … {len(lacking) - 4} more' if len(lacking) > 4 else ''
         raise CheckpointMismatchError(
             f'{source!r} would leave {len(lacking)} tensors of {type(module).__name__} at random: '
-            f'{", ".join(lacking[:4])}{more}. Give the config, the number of classes and the '
-            '--cfg-options that it was trained with, or leave the part out of the config'
+            f'{", ".join(lacking[:4])}{more}. Give the config, the number of classes and '
+            'the options that it was trained with, or leave the part out of the config'
         )
 
 

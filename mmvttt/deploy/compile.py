@@ -92,9 +92,10 @@ def compile_blocks(
     compiled = blocks_of(model, blocks)
     if not compiled:
         raise UsageError(
-            f'nothing to compile: no block in {type(model).__name__}; leave --compile '
-            '(mmvttt.CompileHook) out, or name the class of its blocks with '
-            "custom_hooks=[dict(type='mmvttt.CompileHook', blocks=['package.module.Class'])]"
+            f'nothing to compile: no block in {type(model).__name__}; leave compile out, or name '
+            "the class of its blocks: blocks=['package.module.Class'], an option of "
+            'mmvttt.CompileHook too',
+            'compile',
         )
     if whole and not any(getattr(part, 'with_cp', False) for part in model.modules()):
         compiled = [model]

@@ -59,7 +59,8 @@ class Replayed(nn.Module):
         if torch.is_grad_enabled():
             raise UsageError(
                 'a CUDA graph is for inference: call the model under torch.no_grad(), or leave '
-                '--cuda-graph out'
+                'cuda_graph out',
+                'cuda_graph',
             )
         with self._lock:
             if self._graph is None:
@@ -74,7 +75,8 @@ class Replayed(nn.Module):
             raise UsageError(
                 f'the CUDA graph was recorded for at most {len(first)} images {_about(first)}, and '
                 f'these are {batch} of {_about(images)}; give all images one size (in the pipeline '
-                'of the data, or by padding), or leave --cuda-graph out'
+                'of the data, or by padding), or leave cuda_graph out',
+                'cuda_graph',
             )
         if self._done is not None:
             # The last call may have been on another stream.
@@ -92,7 +94,8 @@ class Replayed(nn.Module):
         if images.device.type != 'cuda':
             raise UsageError(
                 f'a CUDA graph needs images on a GPU, these are on {str(images.device)!r}; leave '
-                '--cuda-graph out'
+                'cuda_graph out',
+                'cuda_graph',
             )
         self._images = torch.empty_like(images).copy_(images)
         stream = torch.cuda.Stream()

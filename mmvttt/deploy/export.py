@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from timm.layers import pos_embed_sincos
@@ -94,7 +94,7 @@ def require_format(out: str | os.PathLike[str]) -> str:
     check_new_file(out)
     suffix = Path(out).suffix
     if suffix not in SUFFIXES:
-        raise UsageError(f'--out {os.fspath(out)!r} must end in {", ".join(SUFFIXES)}')
+        raise UsageError(f'out={os.fspath(out)!r} must end in {", ".join(SUFFIXES)}', 'out')
     if suffix == '.xml':
         require_openvino()
     if suffix != '.pt2':
@@ -113,8 +113,19 @@ def _require_free_size(network: nn.Module) -> None:
         if isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size not in (1, (1, 1)):
             raise UsageError(
                 f'{name} pools a map of any size to {module.output_size}, which no format '
-                'can write for a free size: give --fixed-size, and --shape of the images'
+                'can write for a free size: give fixed_size=True, and the size of the images',
+                *('fixed_size', 'size'),
             )
+
+
+@contextmanager
+def _symbolic_float(module: Any) -> Iterator[None]:
+    """DINOv3's positions divide by float(side), which would fix the example's size."""
+    module.float = torch.sym_float
+    try:
+        yield
+    finally:
+        del module.float
 
 
 def _trace(network: nn.Module, image: Tensor, fixed_size: bool) -> torch.export.ExportedProgram:
@@ -124,8 +135,7 @@ def _trace(network: nn.Module, image: Tensor, fixed_size: bool) -> torch.export.
         with (
             # Otherwise torch's choice of a memory format excludes batches of one.
             fx_config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]
-            # DINOv3's positions divide by float(side), which would fix the example's size.
-            patch.object(pos_embed_sincos, 'float', torch.sym_float, create=True),
+            _symbolic_float(pos_embed_sincos),
         ):
             return torch.export.export(network, (image,), dynamic_shapes=(dims,))
     except torch._dynamo.exc.UserError as error:
@@ -134,7 +144,8 @@ def _trace(network: nn.Module, image: Tensor, fixed_size: bool) -> torch.export.
         reason = first_line(error)
         raise UsageError(
             f'{type(network).__name__} cannot be written for images of any size ({reason}): give '
-            '--fixed-size, and --shape of the images'
+            'fixed_size=True, and the size of the images',
+            *('fixed_size', 'size'),
         ) from error
 
 

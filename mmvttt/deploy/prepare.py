@@ -49,8 +49,9 @@ def prepare(
         return model
     if part and part not in model._modules:
         raise UsageError(
-            f'{type(model).__name__} has no {part}, which --amp and --cuda-graph are for: leave '
-            'them out'
+            f'{type(model).__name__} has no {part}, which dtype and cuda_graph are for: leave them '
+            'out',
+            *('dtype', 'cuda_graph'),
         )
     network = model.get_submodule(part)
     if dtype is not None:

@@ -195,7 +195,8 @@ def open_exported(path: str | os.PathLike[str], precision: str = 'float32') -> E
         if precision != 'float32':
             raise UsageError(
                 f'{os.fspath(path)!r} computes in the type that its export chose, not in '
-                f'{precision}: leave out --amp or --dtype'
+                f'{precision}: leave precision out',
+                'precision',
             )
         return OnnxFile(path)
     if suffix == '.xml':

@@ -1,7 +1,6 @@
 """`mmvttt finetune`: what it says and writes; what data of each kind learns from 40 pictures."""
 
 import json
-import os
 import runpy
 from collections.abc import Callable
 from functools import partial
@@ -20,8 +19,8 @@ from mmvttt.openmmlab.data.own_folder import OwnFolder
 from mmvttt.openmmlab.reliability import Preempted
 
 from ..data.sets import coco, make_coco, write
+from ..public_data import public_data
 
-DATA = Path(os.environ.get('MMVTTT_DATA', Path(__file__).parents[3] / 'shared/data'))
 BICYCLIST = 10
 
 
@@ -116,9 +115,7 @@ def test_the_table_of_label_maps() -> None:
 
 def scenes(part: str) -> list[tuple[Path, np.ndarray]]:
     """Pictures of CamVid with their labels."""
-    folder = DATA / 'camvid'
-    if not folder.is_dir():
-        pytest.skip(f'{folder} is missing: set MMVTTT_DATA')
+    folder = public_data('camvid')
     return [
         (path, np.asarray(Image.open(folder / 'ann_dir' / part / f'{path.stem}.png')))
         for path in sorted((folder / 'img_dir' / part).glob('*.jpg'))
@@ -170,9 +167,7 @@ def patches(folder: Path) -> None:
 
 def walkers(folder: Path) -> None:
     """Boxes of Penn-Fudan's photographs, as COCO's JSON."""
-    source = DATA / 'pennfudan'
-    if not source.is_dir():
-        pytest.skip(f'{source} is missing: set MMVTTT_DATA')
+    source = public_data('pennfudan')
     for part, count in (('train', 40), ('val', 15)):
         content = json.loads((source / f'annotations/instances_{part}.json').read_text())
         images = content['images'][:count]

@@ -51,7 +51,11 @@ WORDS = {
     ('train', DEMO, '--launcher', 'x'): ("'x'", 'slurm'),
     ('get_flops', 'no_model'): ("no model 'no_model'", 'vittt_t_in1k'),
     ('get_flops', 'vitt_s_in1k'): ("did you mean 'vittt_s_in1k'",),
-    ('benchmark', *QUICK[1:], 'deit_tiny_patch16_224', '--backbone'): ('deit_tiny', 'no part'),
+    ('benchmark', *QUICK[1:], 'deit_tiny_patch16_224', '--backbone'): (
+        'deit_tiny',
+        'no part',
+        '(--backbone)',
+    ),
     ('image_demo', DEMO, 'other.pth', 'no.jpg'): ("no image 'no.jpg'",),
     ('image_demo', DEMO, 'other.pth', 'text.txt'): ("'text.txt'", 'not an image'),
     ('publish_checkpoint', 'other.pth', 'out.txt'): ("'out.txt'", '.pth'),

@@ -40,11 +40,11 @@ def test_mmengine_opens_the_door_unless_it_is_left_out() -> None:
 BEFORE = {
     'a look': 'import importlib.util\nimportlib.util.find_spec("mmengine")',
     'a failed import': """
-class NoYapf:
+class NoConfig:
     def find_spec(self, name, path=None, target=None):
-        if name.partition('.')[0] == 'yapf':
+        if name == 'mmengine.config.config':
             raise ImportError(name)
-sys.meta_path.insert(0, NoYapf())
+sys.meta_path.insert(0, NoConfig())
 try:
     import mmengine
 except ImportError:

@@ -1,6 +1,5 @@
 """What is said of whole sets: mmdet is predicted rightly, sets are compared, others left alone."""
 
-import os
 import re
 import shutil
 from pathlib import Path
@@ -19,6 +18,7 @@ from mmvttt.openmmlab.data.findings import Findings
 from mmvttt.openmmlab.reliability import SeededDataset
 
 from ..bad_input.cases import refused, run_cases
+from ..public_data import public_data
 from .sets import (
     SIZE,
     annotation,
@@ -32,7 +32,6 @@ from .sets import (
 
 pytest.importorskip('mmdet')
 ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get('MMVTTT_DATA', ROOT.parent / 'shared/data'))
 
 
 def findings(boxes: Path, content: object, images: bool = False, **changes: object) -> Findings:
@@ -239,9 +238,7 @@ def test_real_sets_have_no_fault(
     name: str, folder: str, images: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Photographs, RLE masks and label maps as they come; the images are decoded in val alone."""
-    if not (DATA / folder).is_dir():
-        pytest.skip(f'{folder} is not under {DATA}: set MMVTTT_DATA')
-    monkeypatch.setenv('MMVTTT_DATA', str(DATA))
+    monkeypatch.setenv('MMVTTT_DATA', str(public_data(folder).parent))
     cfg = Config.fromfile(ROOT / f'configs/{name}.py')
     check_data(cfg)
     train, val = check_annotations(cfg, ('train',), images=False), check_annotations(cfg, ('val',))

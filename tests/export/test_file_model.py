@@ -60,7 +60,7 @@ def test_a_file_is_evaluated(
     assert 'accuracy/top1: 18.1818' in out
     assert 'leave out --tta' in tools.error('test.py', *line, '--onnx', cat_file, '--tta')
     said = tools.error('test.py', *line, '--onnx', cat_file, '--amp')
-    assert 'not in bfloat16: leave out --amp' in said
+    assert 'not in bfloat16: leave precision out (--amp, --dtype)' in said
 
 
 def test_a_file_is_for_the_images_of_its_export() -> None:

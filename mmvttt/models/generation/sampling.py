@@ -41,8 +41,9 @@ def sampling_scheduler(trained: Any, name: str | None = None) -> Any:
     if name not in kinds:
         what = 'rectified flow' if flow else 'noise levels'
         raise UsageError(
-            f'--scheduler {name}: the model was trained on {what} '
-            f'({type(trained).__name__}); choose one of {", ".join(kinds)}'
+            f'scheduler {name!r}: the model was trained on {what} '
+            f'({type(trained).__name__}); choose one of {", ".join(kinds)}',
+            'scheduler',
         )
     kind = getattr(diffusers, kinds[name])
     # It would cut off a learned variance after channel three; `sample` does so at the right
