@@ -11,7 +11,7 @@ from .on_demand import OnDemand
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .by_name import finetune, load
+    from .by_name import finetune, load, plan
     from .models.adapters import ViTAdapter
     from .models.backbones import T5, HViT3, TimmViT, ViT3, Vittt
     from .models.generation import DiT3
@@ -30,10 +30,11 @@ __all__ = [
     'finetune',
     'linearize',
     'load',
+    'plan',
 ]
 _NAMES = OnDemand(
     __name__,
-    by_name='finetune load',
+    by_name='finetune load plan',
     models='T5 HViT3 TimmViT ViT3 ViTAdapter Vittt',
     **{'models.generation': 'DiT3', 'models.linearize': 'Linearization linearize'},
 )

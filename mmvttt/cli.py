@@ -16,6 +16,7 @@ from typing import Any
 from .arguments import check_device
 from .errors import CheckpointError, DataError, UsageError
 from .outputs import check_new_file, check_new_folder
+from .text import shown
 
 
 def command_line(doc: str | None) -> argparse.ArgumentParser:
@@ -152,11 +153,6 @@ def default_device() -> str:
     return 'cuda' if torch.cuda.is_available() else 'cpu'
 
 
-def printable(text: object) -> str:
-    """A text that shows control characters: a file's names could steer the terminal with them."""
-    return ''.join(c if c.isprintable() or c == '\n' else repr(c)[1:-1] for c in str(text))
-
-
 # Options of the tools that are not called as the arguments of our functions.
 _FLAGS = dict(dtype='--amp', precision='--amp, --dtype', size='--shape')
 
@@ -183,7 +179,7 @@ def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
         message = str(error).strip()
         if message.startswith('Caught '):
             message = message.splitlines()[-1].partition('Error: ')[2]
-        message = printable(message) + _flags(getattr(error, 'arguments', ()))
+        message = shown(message, 10_000) + _flags(getattr(error, 'arguments', ()))
     except ModuleNotFoundError as error:
         from .distributions import missing
 

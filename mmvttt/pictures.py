@@ -15,10 +15,12 @@ FORMATS = ('JPEG', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM', 'GIF', 'JPEG2000', 'AVIF
 # Suffixes of these formats.
 SUFFIXES = (
     *('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm', '.gif'),
-    *('.jp2', '.avif'),
+    *('.jp2', '.avif', '.jfif'),
 )
 # Largest number, of 255, of a 16-bit picture that uses 14 of its bits.
 _DARK = 63
+# Where EXIF has the orientation, and the last bytes of a JPEG, in which it says that it ends.
+_ORIENTATION, _END = 0x0112, 4096
 # A kind of images that Pillow reads and OpenCV does not.
 FLOATS = 'images of floating-point numbers, which OpenCV does not read'
 
@@ -71,6 +73,27 @@ def open_image(path: str | os.PathLike[str]) -> tuple[Image.Image, bool]:
         raise ImageError(
             f'images that cannot be decoded ({reason})', f'{name} cannot be decoded ({reason})'
         ) from error
+
+
+def whole_header(path: str | os.PathLike[str]) -> tuple[tuple[int, int], int | None] | None:
+    """(height, width) and EXIF's orientation of a JPEG that ends as one does, or a sound PNG.
+
+    None for every other file, and for PNGs of 16 bits: what these are, decoding says.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            with Image.open(path, formats=('JPEG', 'PNG')) as image:
+                size, orientation = image.size[::-1], image.getexif().get(_ORIENTATION)
+                if image.format == 'PNG':
+                    image.verify()
+                    return None if image.mode.startswith('I') else (size, orientation)
+        with open(path, 'rb') as file:
+            file.seek(max(0, os.path.getsize(path) - _END))
+            return (size, orientation) if b'\xff\xd9' in file.read() else None
+    except Exception:
+        # A decoder may raise any type of error.
+        return None
 
 
 def open_picture(path: str | os.PathLike[str]) -> Image.Image:

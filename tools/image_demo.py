@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from mmvttt import cli
+from mmvttt.text import shown
 
 WEIGHTS = ('.pth', '.pt', '.bin', '.safetensors', '.ckpt')
 
@@ -74,7 +75,7 @@ def main() -> None:
         predictor = open_model(config, checkpoint, device, args.amp, args.file)
         options = args.score_thr, args.save, args.tiles
         for file, found, drawing in predict.predict_files(predictor, pairs, *options):
-            print(cli.printable(f'{file}: {found} → {drawing}'), flush=True)
+            print(shown(f'{file}: {found} → {drawing}'), flush=True)
         if args.save:
             print(f'wrote {Path(args.save)}')
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import cv2
 import numpy as np
 from rich.console import Console
 from rich.progress import track
@@ -21,6 +22,7 @@ from mmvttt.pictures import (
     LargeImageError,
     dark,
     open_image,
+    whole_header,
 )
 
 from .findings import Findings, Scope
@@ -29,6 +31,8 @@ from .findings import Findings, Scope
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
 # How many files are looked at, and decoded, before a training.
 _SEARCHED, _DECODED = 20_000, 4
+# Modes of Pillow that OpenCV may not read: 32 bits a channel.
+_WIDE = {'F': FLOATS, 'I': 'images of 32-bit integers, which OpenCV does not read'}
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,21 @@ def read_image(path: str) -> ImageFacts:
         return ImageFacts(error.kind)
     turned = image.getexif().get(_ORIENTATION) in _TURNED
     size = image.size if turned else image.size[::-1]
-    problem = FLOATS if image.mode == 'F' else None
+    # Pillow opens several kinds of 16 bits as 'I', too.
+    problem = _WIDE.get(image.mode)
+    if problem and cv2.imread(path, cv2.IMREAD_COLOR) is not None:
+        problem = None
     return ImageFacts(problem, size, turned, dark(image) if deep else None)
+
+
+def glance(path: str) -> ImageFacts:
+    """`read_image` without decoding a whole JPEG or PNG of 8 bits."""
+    header = whole_header(path)
+    if header is None:
+        return read_image(path)
+    size, orientation = header
+    turned = orientation in _TURNED
+    return ImageFacts(None, size[::-1] if turned else size, turned)
 
 
 def check_images(

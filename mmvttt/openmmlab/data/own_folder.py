@@ -1,78 +1,51 @@
-"""Reads a folder of annotated pictures in the formats that annotation tools export."""
+"""Reads a folder of annotated pictures: one format explains it, and every file is accounted for."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+import tempfile
+import zipfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
-from xml.etree import ElementTree
 
-import numpy as np
-import yaml
-from yaml import YAMLError
-
+from mmvttt.arguments import check_choice
+from mmvttt.checkpoints.atomic_write import replacing
 from mmvttt.errors import DataError
-from mmvttt.pictures import SUFFIXES, open_image
+from mmvttt.pictures import open_image
+from mmvttt.text import listed, shown
 
-from .coco import coco_entries
-from .findings import Findings
-from .images import read_image
-from .write_coco import coco_box, coco_json
+from .formats import ANNOTATIONS, FORMATS
+from .formats.maps import write_map
+from .parts import copies, held_out, part_of
+from .reading import Picture, Reading
+from .text_files import read_lines
+from .tree import MARK, Tree
+from .write_coco import coco_json
 
-_PARTS = dict(
-    train='train', training='train', val='val', valid='val', validation='val', test='test',
-    testing='test',
-)  # fmt: skip
-IGNORED = 255
-# Files that systems and notebooks write beside a user's.
-_HIDDEN = re.compile(r'(^|/)(\.|__MACOSX/)')
-
-
-@dataclass
-class Picture:
-    """A picture, its part of the data or '', and what is annotated in it.
-
-    `image` and `objects` are entries of `coco_json`, `target` is a class or a label map's file.
-    """
-
-    path: Path
-    part: str
-    image: dict[str, Any] = field(default_factory=dict)
-    objects: list[dict[str, Any]] = field(default_factory=list)
-    target: Any = None
-
-    @property
-    def classes(self) -> set[Any]:
-        """The names of what is annotated in it, unless it has a label map."""
-        return {self.target, *(entry['category'] for entry in self.objects)}
-
-
-@contextmanager
-def _reading(path: Path, format: str) -> Iterator[None]:
-    """Names the file in which an error occurs."""
-    try:
-        yield
-    except DataError:
-        raise
-    except (AttributeError, LookupError, SyntaxError, TypeError, ValueError, YAMLError) as error:
-        raise DataError(
-            f'{os.fspath(path)!r} cannot be read as {format} ({type(error).__name__}: {error}): '
-            'correct it, or move it out of the folder'
-        ) from error
+# The share of pictures that may be left out because they or their labels cannot be read.
+_BROKEN = 0.1
 
 
 @dataclass
 class OwnFolder:
-    """The annotated pictures of a folder; `task` is 'boxes', 'masks', 'maps' or 'classes'.
+    """The annotated pictures of a folder.
 
-    `parts` are those that a file lists, by the inner path of a folder or the name of a picture.
+    Attributes:
+        root: The folder, or where a ZIP file was unpacked.
+        format: One of `formats.FORMATS` in words, e.g. 'COCO'.
+        task: 'boxes', 'masks', 'maps' or 'classes'.
+        classes: Their names: any text.
+        train: Pictures to train.
+        val: Pictures to validate.
+        split: Whether the validation part was held out here, because the folder has none.
+        notes: Sentences for the reader of a report.
+        left_out: Paths in the folder that are not used, each with the reason.
+        lookup: Class numbers by the numbers in the label maps, if they are others.
     """
 
     root: Path
@@ -81,292 +54,357 @@ class OwnFolder:
     classes: tuple[str, ...] = ()
     train: list[Picture] = field(default_factory=list)
     val: list[Picture] = field(default_factory=list)
+    split: bool = False
     notes: list[str] = field(default_factory=list)
-    files: list[Path] = field(default_factory=list)
-    parts: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.images = [path for path in self.files if path.suffix.lower() in SUFFIXES]
-        self.named: dict[str, list[Path]] = {}
-        for path in self.images:
-            for name in (path.name, path.stem):
-                self.named.setdefault(name, []).append(path)
-
-    def find(self, name: str, source: Path) -> Path:
-        """The picture of a name or stem: of its annotations' part, and the nearest to them."""
-        name = name.replace('\\', '/').removeprefix('./')
-
-        def likeness(path: Path) -> tuple[bool, bool, int]:
-            same_part = self.part(path) == self.part(source)
-            return path.as_posix().endswith(name), same_part, len({*path.parts} & {*source.parts})
-
-        pictures = self.named.get(name.rpartition('/')[2])
-        if not pictures:
-            raise DataError(
-                f'{os.fspath(source)!r} annotates {name!r}, which is not among the pictures in '
-                f'{os.fspath(self.root)!r}'
-            )
-        return max(pictures, key=likeness)
-
-    def part(self, path: Path) -> str:
-        """The part of a file: as lists say, else as folders, or the name of a JSON, say."""
-        inner = path.relative_to(self.root)
-        places = inner.as_posix(), path.name, path.stem, *map(Path.as_posix, inner.parents)
-        # CVAT's folder of a part is called obj_train_data.
-        names = [name.removeprefix('obj_').removesuffix('_data') for name in inner.parts[:-1]]
-        names += re.split(r'[\W_]', inner.stem) if path.suffix == '.json' else ()
-        parts = *map(self.parts.get, places), *(_PARTS.get(name.lower()) for name in names)
-        return next(filter(None, parts), '')
-
-    def follow(self, entries: Any, part: str) -> None:
-        """Notes the part of the folders and pictures named, or of those in a list named."""
-        for entry in entries if isinstance(entries, list) else [entries or '']:
-            names = [name for name in re.split(r'[\\/]', entry) if name not in ('', '.', '..')]
-            # The path may begin on another machine.
-            for start in range(max(1, len(names) - 1)):
-                inner = '/'.join(names[start:])
-                if inner not in self.parts:
-                    self.parts[inner] = part
-                    if inner.endswith('.txt') and (self.root / inner).is_file():
-                        self.follow(_lines(self.root / inner), part)
-
-    def listed(self) -> list[str]:
-        """The classes in the first file that lists them."""
-        names = next((_lines(path) for path in self.files if path.name in _NAMES), [])
-        if names and names[0].startswith('Pixel Value'):
-            # Roboflow's table.
-            names = [line.partition(',')[2].strip() for line in names[1:]]
-        return names
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    lookup: dict[Any, int] = field(default_factory=dict)
 
 
-Read = tuple[list[str], list[Picture]] | None
-# Lists of classes by CVAT (YOLO 1.1), Roboflow (Darknet, label maps), labelImg and Label Studio.
-_NAMES = 'obj.names', '_darknet.labels', '_classes.csv', 'classes.txt', 'labels.txt'
+def read_folder(
+    root: str | os.PathLike[str],
+    format: str | None = None,
+    *,
+    work_dir: str | os.PathLike[str] | None = None,
+) -> OwnFolder:
+    """Reads a folder or a ZIP file; without a validation part, a fifth is held out by groups.
 
-
-def read_folder(root: Path) -> OwnFolder:
-    """Reads a folder; without a validation part every fifth picture is held out.
+    Args:
+        root: The folder.
+        format: One of `formats.FORMATS`, where several would explain the folder.
+        work_dir: No data; what pictures' headers say is remembered in it.
 
     Raises:
-        DataError: It is in none of the formats, or a file in it cannot be read.
+        DataError: None or several of the formats explain it, or more than a tenth of the pictures
+            or labels cannot be read.
+        UsageError: There is no such format.
     """
+    root = Path(root)
+    work = Path(work_dir).resolve() if work_dir else None
+    if format is not None:
+        check_choice('format', format, tuple(FORMATS))
+    if root.is_file() and zipfile.is_zipfile(root):
+        root = _unpacked(root, work)
     if not root.is_dir():
-        raise DataError(f'there is no folder {os.fspath(root)!r}')
-    files = sorted(path for path in root.rglob('*') if path.is_file())
-    files = [path for path in files if not _HIDDEN.search(path.relative_to(root).as_posix())]
-    folder = OwnFolder(root, files=files)
-    reads = ((name, read(folder)) for name, read in _FORMATS.items())
-    name, (classes, pictures) = next(((n, r) for n, r in reads if r is not None), ('', ([], [])))
-    if not name:
+        raise DataError(f'there is no folder {shown(os.fspath(root))!r}')
+    tree = Tree(root, work)
+    reading = _chosen(tree, format)
+    pictures, copied = _usable(tree, reading)
+    data = OwnFolder(root, reading.format, reading.task, notes=reading.notes)
+    _divide(data, tree, reading, pictures, copied)
+    _settle(data, reading)
+    data.left_out = _unused(data, tree, reading)
+    data.notes = [shown(note, 400) for note in [*data.notes, *_summary(data.left_out)]]
+    return data
+
+
+def _chosen(tree: Tree, format: str | None) -> Reading:
+    """What the one format that explains the folder has found."""
+    names = [format] if format else [*ANNOTATIONS]
+    readings = {name: FORMATS[name](tree) for name in names}
+    explain = {name: r for name, r in readings.items() if r.pictures and not r.lacks}
+    if not format:
+        readings['maps'] = maps = FORMATS['maps'](tree)
+        # Maps without a list of names are what remains of pictures that are annotated otherwise.
+        if maps.pictures and not maps.lacks and (not explain or _named(maps)):
+            explain['maps'] = maps
+        if not explain and not any(r.evidence for r in readings.values()):
+            readings['classes'] = classes = FORMATS['classes'](tree)
+            if classes.pictures and not classes.lacks:
+                explain['classes'] = classes
+    if len(explain) == 1:
+        return next(iter(explain.values()))
+    # An error lists what each format has found, and what it lacks.
+    near = explain or {name: r for name, r in readings.items() if r.evidence or format}
+    texts = []
+    for name, reading in near.items():
+        lacks = reading.lacks or ([] if reading.pictures else ['no picture is annotated'])
+        more = f' ({len(lacks)} such faults)' if len(lacks) > 2 else ''
+        text = f': {"; ".join(lacks[:2])}{more}' if lacks else ''
+        texts.append(f'{reading.format} (--format {name}), {reading.evidence or "nothing"}{text}')
+    if not texts:
+        texts = [
+            f'nothing annotates its {len(tree.images)} pictures; {len(tree.files)} files: '
+            f'{_suffixes(tree.files)}'
+        ]
+        texts += [
+            f'{path!r} is left out, because {why}' for path, why in [*tree.left_out.items()][:2]
+        ]
+    what = 'is explained by several formats' if len(explain) > 1 else 'is in none of the formats'
+    raise DataError(
+        f'{shown(os.fspath(tree.root))!r} {what} that are read ({", ".join(FORMATS)}): '
+        + shown('. '.join(texts))
+    )
+
+
+def _named(maps: Reading) -> bool:
+    return bool(maps.used - {os.fspath(p.target) for p in maps.pictures.values()}) and bool(
+        [name for name in maps.classes if not name.startswith('class ')]
+    )
+
+
+def _usable(tree: Tree, reading: Reading) -> tuple[dict[str, Picture], dict[str, str]]:
+    """The pictures that can be read and are as large as annotated, and of each its first copy."""
+    pictures, broken = dict(reading.pictures), dict(reading.broken)
+    facts = tree.facts(pictures)
+    for inner, picture in reading.pictures.items():
+        entry = facts[inner]
+        size = {key: entry[key] for key in ('height', 'width')}
+        noted = {key: int(picture.image.get(key) or 0) for key in size}
+        if entry['problem']:
+            broken[inner] = f'it is among the {entry["problem"]}'
+        elif all(noted.values()) and noted != size:
+            texts = (f'{s["width"]}x{s["height"]}' for s in (noted, size))
+            broken[inner] = 'its size is annotated as {}, and it has {}'.format(*texts)
+        else:
+            picture.image.update(size)
+            continue
+        del pictures[inner]
+    broken |= {path: why for path, why in tree.left_out.items() if tree.is_image(path)}
+    reading.left_out |= broken
+    faults = [f'{path}: {why}' for path, why in broken.items()]
+    total = len(pictures) + len(broken)
+    if len(broken) > _BROKEN * total:
+        more = f', … ({len(faults) - 5} more)' if len(faults) > 5 else ''
         raise DataError(
-            f'{os.fspath(root)!r} has no annotations that are read (pictures: '
-            f"{len(folder.images)}): COCO's JSON, YOLO's data.yaml or obj.names with *.txt, Pascal "
-            "VOC's XML, a PNG of one channel for each picture, or a folder of pictures for each "
-            'class'
+            f'{len(broken)} of {total} pictures or labels ({reading.format}) cannot be read: '
+            f'{shown("; ".join(faults[:5]), 1200)}{more}. Correct them, or move them out of '
+            f'{shown(os.fspath(tree.root))!r}'
         )
-    tested = [p for p in pictures if p.part == 'test']
-    rest = {*folder.images}.difference(*((p.path, p.target) for p in pictures))
-    pictures = [p for p in pictures if p.part != 'test']
-    notes = folder.notes
-    if tested:
-        notes.append(f'the test part is left out (pictures: {len(tested)})')
-    if rest:
-        notes.append(f'pictures without annotations are left out: {len(rest)}, e.g. {min(rest)}')
-    val = [p for p in pictures if p.part == 'val']
-    train = [p for p in pictures if p.part != 'val']
-    if not val or not train:
-        train = [p for number, p in enumerate(pictures) if number % 5 != 2]
-        val = pictures[2::5]
-        notes.append(f'every fifth picture is held out for validation (pictures: {len(val)})')
-    task = {'label maps': 'maps', 'classes': 'classes'}.get(name, 'boxes')
-    if task == 'boxes':
-        objects = [o for p in train for o in p.objects if not o.get('iscrowd')]
+    # The same file by two ways of links, and files of the same bytes.
+    real: dict[str, str] = {}
+    for inner in [*pictures]:
+        former = real.setdefault(os.path.realpath(tree.root / inner), inner)
+        if former != inner:
+            reading.left_out[inner] = f'it is {former!r} by another way'
+            del pictures[inner]
+    return pictures, copies(tree.root, [*pictures])
+
+
+def _divide(
+    data: OwnFolder,
+    tree: Tree,
+    reading: Reading,
+    pictures: dict[str, Picture],
+    copied: dict[str, str],
+) -> None:
+    """Sets the parts: those of lists, of names, or a fifth that is held out."""
+    listing = reading.listed or _lists(tree, reading, pictures)
+    if listing:
+        train, val = listing.get('train', set()), listing.get('val', set())
+        # Where all are validated that are trained, a part is held out.
+        listing['train'], listing['val'] = (
+            (train - val, val) if train - val else (train | val, set())
+        )
+        if 'val' not in reading.listed and not val:
+            listing['val'] = {i for i, p in pictures.items() if p.part == 'val'} - train
+        for inner, picture in pictures.items():
+            part = next((p for p in ('val', 'train', 'test') if inner in listing.get(p, ())), None)
+            if part is None:
+                reading.left_out.setdefault(inner, 'no list names it')
+            picture.part = part or 'none'
+    elif {'train', 'val'} & {p.part for p in pictures.values()}:
+        for inner, picture in pictures.items():
+            if not picture.part:
+                reading.left_out.setdefault(inner, 'it is in none of the parts')
+                picture.part = 'none'
+    for inner, picture in pictures.items():
+        if picture.part == 'test':
+            reading.left_out.setdefault(inner, 'it is in the test part')
+    rest = [p for p in pictures.values() if p.part not in ('test', 'none')]
+    data.val = [p for p in rest if p.part == 'val']
+    data.train = [p for p in rest if p.part != 'val']
+    if not data.val or not data.train:
+        rest.sort(key=lambda picture: picture.inner)
+        val = held_out([p.inner for p in rest], [p.classes - {None} for p in rest], copied)
+        data.train = [p for p in rest if p.inner not in val]
+        data.val, data.split = [p for p in rest if p.inner in val], True
+        data.notes.append(
+            f'no validation part: {len(data.val)} of {len(rest)} pictures are held out, about a '
+            'fifth of each class; copies of one picture (.rf.) and neighbouring frames of '
+            'numbered names stay together'
+        )
+    learned = {copied[p.inner] for p in data.train}
+    if both := [p.inner for p in data.val if copied[p.inner] in learned]:
+        data.notes.append(
+            f'{len(both)} pictures to validate are the same files as some to train, so that their '
+            f'results say nothing about others: {listed(both, 3)}'
+        )
+    meanings: dict[str, dict[str, str]] = defaultdict(dict)
+    for picture in [*data.train, *data.val] if reading.task != 'maps' else ():
+        meaning = sorted((o['category'], [round(n) for n in o['bbox']]) for o in picture.objects)
+        first = copied[picture.inner]
+        meanings[first].setdefault(repr(meaning or picture.target), picture.inner)
+    if unlike := [list(inners.values()) for inners in meanings.values() if len(inners) > 1]:
+        data.notes.append(
+            f'{len(unlike)} pictures are the same file twice with different annotations, which '
+            f'contradict each other: {listed(unlike[0], 2)}'
+        )
+
+
+def _lists(tree: Tree, reading: Reading, pictures: dict[str, Picture]) -> dict[str, set[str]]:
+    """The pictures of each part in lists such as train.txt or ImageSets/Main/val.txt."""
+    by_end: dict[str, list[str]] = defaultdict(list)
+    for inner in pictures:
+        name = inner.rpartition('/')[2]
+        for key in {name, name.rpartition('.')[0]}:
+            by_end[key].append(inner)
+    lists: dict[str, set[str]] = defaultdict(set)
+    sources: set[str] = set()
+    for source in tree.having('.txt'):
+        folder, _, name = source.rpartition('/')
+        folders = folder.split('/')
+        part = part_of(name[:-4])
+        other = 'ImageSets' in folders and folders[-1] != (reading.sets or folders[-1])
+        if not part or other or source in reading.used:
+            continue
+        named = [_listed_picture(line, by_end) for line in tree.content(source, read_lines) or ()]
+        names = {inner for inner in named if inner}
+        if sum(map(bool, named)) > len(named) / 2:
+            lists[part] |= names
+            sources.add(source)
+    reading.used |= sources
+    return lists
+
+
+def _listed_picture(line: str, by_end: dict[str, list[str]]) -> str | None:
+    """The one picture whose path ends as the line, or as its first word."""
+    for text in dict.fromkeys((line, line.split()[0])):
+        parts = [part for part in text.split('/') if part not in ('', '.', '..')]
+        options = by_end.get(parts[-1], ()) if parts else ()
+        for start in range(len(parts)):
+            end = '/'.join(parts[start:])
+            fitting = [
+                inner
+                for inner in options
+                if f'/{inner}'.endswith(f'/{end}')
+                or f'/{inner.rpartition(".")[0]}'.endswith(f'/{end}')
+            ]
+            if len(fitting) == 1:
+                return fitting[0]
+    return None
+
+
+def _settle(data: OwnFolder, reading: Reading) -> None:
+    """Sets task and classes by what is annotated; raises DataError if there is too little."""
+    pictures, classes = [*data.train, *data.val], reading.classes
+    if data.task == 'boxes':
+        objects = [o for p in pictures for o in p.objects if not o.get('iscrowd')]
         masks = sum(bool(o.get('segmentation')) for o in objects)
-        task = 'masks' if 0 < masks == len(objects) else 'boxes'
+        data.task = 'masks' if 0 < masks == len(objects) else 'boxes'
         if 0 < masks < len(objects):
-            notes.append(f'only {masks} of {len(objects)} objects have a mask: boxes are trained')
+            data.notes.append(
+                f'only {masks} of {len(objects)} objects have a mask: boxes are trained'
+            )
         present = {o['category'] for p in pictures for o in p.objects}
         if absent := [name for name in classes if name not in present]:
-            notes.append(f'classes without an object are left out: {", ".join(absent)}')
+            data.notes.append(f'classes without an object are left out: {listed(absent)}')
         classes = [name for name in classes if name in present]
-    if not classes or not train or not val:
+    data.classes, data.lookup = tuple(classes), reading.lookup
+    if not classes or not data.train or not data.val:
         raise DataError(
-            f'{os.fspath(root)!r} ({name}) needs pictures to train (there are {len(train)}), '
-            f'pictures to validate ({len(val)}), and annotated classes ({len(classes)})'
+            f'{shown(os.fspath(data.root))!r} ({data.format}) needs pictures to train (there are '
+            f'{len(data.train)}), pictures to validate ({len(data.val)}), and annotated classes '
+            f'({len(classes)}). {" ".join(shown(note, 300) for note in data.notes[:3])}'
         )
-    return replace(folder, format=name, task=task, classes=tuple(classes), train=train, val=val)
 
 
-def _coco(folder: OwnFolder) -> Read:
-    contents = {}
-    for path in (path for path in folder.files if path.suffix == '.json'):
-        with _reading(path, 'JSON'):
-            content = json.loads(path.read_text(encoding='utf-8'))
-            if isinstance(content, dict) and {'images', 'annotations', 'categories'} <= {*content}:
-                contents[path] = content
-    # COCO's own folder has captions and keypoints of the same pictures, too.
-    contents = {p: c for p, c in contents.items() if 'instances' in p.name} or contents
-    pictures, names = [], {}
-    for path, content in contents.items():
-        findings = Findings(repr(os.fspath(path)))
-        with _reading(path, 'COCO'):
-            # Entries that some programs leave out, and that follow from the rest.
-            for number, entry in enumerate(content['annotations'], 1):
-                entry.setdefault('id', number)
-                entry.setdefault('area', math.prod(entry.get('bbox', ())[2:]))
-            for image in content['images']:
-                if 'file_name' in image and not (image.get('height') and image.get('width')):
-                    image.update(picture_size(folder.find(image['file_name'], path)))
-            images, annotations, categories = coco_entries(content, findings)
-        if findings.errors:
-            raise DataError(f'{findings.key}: {"; ".join(findings.errors)}')
-        folder.notes += [f'{path.relative_to(folder.root)}: {text}' for text in findings.warnings]
-        labels = {category['id']: category['name'] for category in categories}
-        objects: dict[Any, list[dict]] = {image['id']: [] for image in images}
-        for entry in annotations:
-            objects[entry['image_id']].append(entry | dict(category=labels[entry['category_id']]))
-        for image in images:
-            file = folder.find(image['file_name'], path)
-            part = folder.part(path) or folder.part(file)
-            pictures.append(Picture(file, part, image, objects[image['id']]))
-        names.update(dict.fromkeys(labels.values()))
-    # The ids of several files may be the same.
-    for picture in pictures if len(contents) > 1 else ():
-        for entry in (picture.image, *picture.objects):
-            del entry['id']
-    return (list(names), pictures) if contents else None
+def _unused(data: OwnFolder, tree: Tree, reading: Reading) -> list[tuple[str, str]]:
+    """What is left out, and why: every file that is neither a picture of the data nor read."""
+    used = {p.inner for p in [*data.train, *data.val]} | reading.used
+    reasons = {**tree.left_out, **reading.left_out}
+    for inner in tree.files:
+        if inner not in used:
+            kind = 'nothing annotates it' if tree.is_image(inner) else 'nothing reads it'
+            reasons.setdefault(inner, kind)
+    return sorted((inner, why) for inner, why in reasons.items() if inner not in used)
 
 
-def _yolo(folder: OwnFolder) -> Read:
-    labels = [
-        path
-        for path in folder.files
-        if path.suffix == '.txt'
-        and path.name not in _NAMES
-        and ('labels' in path.relative_to(folder.root).parts or path.stem in folder.named)
+def _summary(left_out: list[tuple[str, str]]) -> list[str]:
+    """A line for each reason."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for inner, why in left_out:
+        reasons[why].append(inner)
+    return [
+        f'left out: {len(inners)} files ({_suffixes(inners)}), {why}: {listed(inners, 2)}'
+        for why, inners in sorted(reasons.items(), key=lambda item: -len(item[1]))[:12]
     ]
-    names: Any = None
-    for path in folder.files if labels else ():
-        if path.suffix in ('.yaml', '.yml'):
-            with _reading(path, 'YOLO'):
-                content = yaml.safe_load(path.read_text(encoding='utf-8'))
-                if isinstance(content, dict) and content.get('names'):
-                    names = names or content['names']
-                    for key, part in _PARTS.items():
-                        folder.follow(content.get(key), part)
-    if not labels or not (names := names or folder.listed()):
-        return None
-    names = names if isinstance(names, dict) else dict(enumerate(names))
-    # A picture without a file has no object.
-    annotated = {folder.find(path.stem, path): path for path in labels}
-    pictures = []
-    for image in folder.images:
-        picture = Picture(image, folder.part(image), picture_size(image))
-        if image in annotated:
-            with _reading(annotated[image], 'YOLO'):
-                lines = [[*map(float, line.split())] for line in _lines(annotated[image])]
-                if unknown := {line[0] for line in lines} - {*names}:
-                    raise ValueError(f'class {min(unknown):g} is none of {names}')
-                picture.objects += [_yolo_object(names[n], rest, picture) for n, *rest in lines]
-        pictures.append(picture)
-    return list(map(str, names.values())), pictures
 
 
-def _lines(path: Path) -> list[str]:
-    with _reading(path, 'text'):
-        lines = (line.strip() for line in path.read_text(encoding='utf-8').split('\n'))
-        return [line for line in lines if line]
+def _suffixes(files: list[str]) -> str:
+    counts = Counter(os.path.splitext(inner)[1] or 'no suffix' for inner in files)
+    return ', '.join(f'{count} {shown(suffix, 20)}' for suffix, count in counts.most_common(4))
 
 
-def _yolo_object(name: str, numbers: list[float], picture: Picture) -> dict[str, Any]:
-    """A box (centre, width and height) or a polygon, in fractions of the picture."""
-    if len(numbers) not in (4, *range(6, 10**6, 2)) or not -0.01 < min(numbers) <= max(numbers) < 2:
-        raise ValueError(f'{numbers} are neither a box nor a polygon in fractions of the picture')
-    height, width = picture.image['height'], picture.image['width']
-    numbers = [number * (height if i % 2 else width) for i, number in enumerate(numbers)]
-    if len(numbers) == 4:
-        x, y, w, h = numbers
-        return coco_box(name, x - w / 2, y - h / 2, x + w / 2, y + h / 2)
-    xs, ys = numbers[::2], numbers[1::2]
-    return coco_box(name, min(xs), min(ys), max(xs), max(ys), segmentation=[numbers])
-
-
-def _voc(folder: OwnFolder) -> Read:
-    pictures = []
-    for path in folder.files:
-        if path.parent.name == 'Main' and (part := _PARTS.get(path.stem)):
-            folder.follow(path.relative_to(folder.root).as_posix(), part)
-    for path in (path for path in folder.files if path.suffix == '.xml'):
-        with _reading(path, 'Pascal VOC'):
-            tree = ElementTree.parse(path).getroot()
-            if tree.tag != 'annotation':
-                continue
-            image = folder.find(path.stem, path)
-            picture = Picture(image, folder.part(image), picture_size(image))
-            for item in tree.iter('object'):
-                texts = (item.findtext(f'bndbox/{s}', '') for s in ('xmin', 'ymin', 'xmax', 'ymax'))
-                # An evaluation ignores these, as VOC's does.
-                difficult = item.findtext('difficult', '0').strip() == '1'
-                if not (name := item.findtext('name', '').strip()):
-                    raise ValueError('an object has no name')
-                box = coco_box(name, *map(float, texts))
-                picture.objects.append(box | dict(iscrowd=int(difficult)))
-            pictures.append(picture)
-    names = sorted({entry['category'] for picture in pictures for entry in picture.objects})
-    return (names, pictures) if pictures else None
-
-
-def _maps(folder: OwnFolder) -> Read:
-    images = folder.images
-    modes = {p: open_image(p)[0].mode for p in images if p.suffix.lower() == '.png'}
-    maps = [path for path, mode in modes.items() if mode in ('L', 'P', '1', 'I', 'I;16')]
-    photos = OwnFolder(folder.root, files=sorted({*images} - {*maps}))
-    others = {path.stem for path in images if path not in modes}
-    coloured = not maps and others == {re.sub('_mask$', '', path.stem) for path in modes}
-    if coloured and others and open_image(min(modes))[0].getcolors():
-        raise DataError(
-            f'{os.fspath(min(modes))!r} is a label map in colours: write one channel, the number '
-            'of the class of each pixel'
-        )
-    pairs = {}
-    for path in maps:
-        # Roboflow adds the suffix.
-        stem = re.sub('_mask$', '', path.stem)
-        if stem in photos.named:
-            pairs[photos.find(stem, path)] = path
-    if not pairs or len(pairs) < len(maps):
-        return None
-    numbers = np.unique([n for path in maps for n in np.unique(np.asarray(open_image(path)[0]))])
-    count = int(numbers[numbers != IGNORED].max(initial=0)) + 1
-    names = folder.listed()
-    names += [f'class {number}' for number in range(len(names), count)]
-    return names, [Picture(path, folder.part(path), target=map) for path, map in pairs.items()]
-
-
-def _folders(folder: OwnFolder) -> Read:
-    inner = [path.relative_to(folder.root).parts for path in folder.images]
-    parts = bool(inner) and all(names[0].lower() in _PARTS for names in inner)
-    if any(len(names) < 2 + parts for names in inner):
-        return None
-    pictures = [
-        Picture(path, _PARTS[names[0].lower()] if parts else '', target=names[parts])
-        for path, names in zip(folder.images, inner, strict=True)
-    ]
-    classes = sorted({picture.target for picture in pictures})
-    return (classes, pictures) if len(classes) > 1 else None
-
-
-_FORMATS: dict[str, Callable[[OwnFolder], Read]] = {
-    'YOLO': _yolo, 'COCO': _coco, 'Pascal VOC': _voc, 'label maps': _maps, 'classes': _folders,
-}  # fmt: skip
+def _unpacked(archive: Path, work_dir: Path | None) -> Path:
+    """Unpacks a ZIP file into the work directory, or into a folder of the system's for files."""
+    state = archive.stat()
+    name = f'{archive.stem}_{state.st_size:x}_{state.st_mtime_ns:x}'
+    base = work_dir or Path(tempfile.gettempdir(), f'mmvttt_{os.getuid()}')
+    target = base / 'unpacked' / name
+    if target.is_dir():
+        return target
+    base.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=base))
+    try:
+        with zipfile.ZipFile(archive) as file:
+            size = sum(entry.file_size for entry in file.infolist())
+            if size > disk_usage(base).free / 2 or size > 200 * state.st_size + 2**20:
+                raise DataError(f'{os.fspath(archive)!r} would unpack to {size} bytes: unpack it')
+            file.extractall(partial)
+    except (zipfile.BadZipFile, RuntimeError, OSError, ValueError) as error:
+        raise DataError(f'{os.fspath(archive)!r} cannot be unpacked ({error})') from error
+    target.parent.mkdir(exist_ok=True)
+    os.replace(partial, target)
+    return target
 
 
 def picture_size(path: Path) -> dict[str, int]:
     """Height and width, upright; raises DataError if a file is not an image."""
-    facts = read_image(os.fspath(path))
-    if facts.problem or facts.size is None:
-        raise DataError(f'{os.fspath(path)!r} is among the {facts.problem or "too large images"}')
-    return dict(zip(('height', 'width'), facts.size, strict=True))
+    return Tree(path.parent).size(path.name)
+
+
+def as_plan(data: OwnFolder) -> dict[str, Any]:
+    """What was read, as JSON can hold it.
+
+    `pictures` have a `path` in the folder, a `part` ('train' or 'val'), and by the task `objects`
+    (`class`, `bbox` as [x, y, width, height] in pixels, `mask`), a `class`, or a `map`: the file of
+    one channel with the numbers of `classes`.
+    """
+    pictures = []
+    folder = None
+    for part, members in (('train', data.train), ('val', data.val)):
+        for p in members:
+            entry: dict[str, Any] = dict(path=p.inner, part=part, **_sizes(p))
+            if data.task == 'classes':
+                entry['class'] = p.target
+            elif data.task == 'maps':
+                entry['map'] = os.fspath(p.target)
+                if _converts(data, p):
+                    folder = folder or Path(tempfile.mkdtemp(prefix='mmvttt_maps_'))
+                    entry['map'] = os.fspath(folder / f'{p.inner}.png')
+                    write_map(p.target, Path(entry['map']), data.lookup)
+            else:
+                entry['objects'] = [
+                    {'class': o['category'], 'bbox': o['bbox'], 'mask': bool(o.get('segmentation'))}
+                    for o in p.objects
+                ]
+            pictures.append(entry)
+    return dict(
+        root=os.fspath(data.root), format=data.format, task=data.task, classes=list(data.classes),
+        pictures=pictures, split=data.split, notes=list(data.notes),
+        left_out=[dict(path=path, why=why) for path, why in data.left_out],
+    )  # fmt: skip
+
+
+def _sizes(picture: Picture) -> dict[str, int]:
+    return {key: picture.image[key] for key in ('height', 'width')}
+
+
+def _converts(data: OwnFolder, picture: Picture) -> bool:
+    """Whether a label map is not yet 8 bits of one channel with the numbers of the classes."""
+    if data.lookup or picture.target.suffix.lower() != '.png':
+        return True
+    return open_image(picture.target)[0].mode not in ('L', 'P')
 
 
 def write_lists(data: OwnFolder, out: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -374,22 +412,33 @@ def write_lists(data: OwnFolder, out: Path) -> Iterator[tuple[str, dict[str, Any
 
     Label maps are copied, because mmsegmentation needs one folder with the pictures' names.
     """
+    out.mkdir(parents=True, exist_ok=True)
+    # A folder inside of the data is not read as data.
+    (out / MARK).touch()
     for part, pictures in (('train', data.train), ('val', data.val)):
-        pairs = [(p.path.relative_to(data.root).as_posix(), p) for p in pictures]
-        path, text = out / f'{part}.txt', '\n'.join(name for name, _ in pairs)
+        # Lists are read without the spaces around their lines.
+        names = [p.inner if p.inner == p.inner.strip() else f'./{p.inner}' for p in pictures]
+        path, text = out / f'{part}.txt', '\n'.join(names)
         arguments: dict[str, Any] = dict(data_prefix='')
         if data.task == 'classes':
-            text = '\n'.join(f'{name} {data.classes.index(p.target)}' for name, p in pairs)
+            labels = {name: number for number, name in enumerate(data.classes)}
+            pairs = zip(names, pictures, strict=True)
+            text = '\n'.join(f'{name} {labels[p.target]}' for name, p in pairs)
         elif data.task == 'maps':
             maps = out / 'maps'
-            for name, picture in pairs:
-                (maps / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(picture.target, maps / f'{name}.png')
+            for name, picture in zip(names, pictures, strict=True):
+                target = maps / f'{name}.png'
+                if _converts(data, picture):
+                    write_map(picture.target, target, data.lookup)
+                else:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(picture.target, target)
             prefixes = dict(img_path='', seg_map_path=os.fspath(maps))
             arguments = dict(data_prefix=prefixes, img_suffix='', seg_map_suffix='.png')
         else:
-            entries = ((p.image | dict(file_name=name), p.objects) for name, p in pairs)
+            entries = ((p.image | dict(file_name=p.inner), p.objects) for p in pictures)
             path, text = path.with_suffix('.json'), coco_json(data.classes, entries)
             arguments = dict(data_prefix=dict(img=''))
-        path.write_text(text + '\n', encoding='utf-8')
+        with replacing(path) as partial:
+            partial.write_text(text + '\n', encoding='utf-8')
         yield part, arguments | dict(ann_file=os.fspath(path))

@@ -1,0 +1,49 @@
+"""A folder of pictures for each class: read where nothing annotates the pictures."""
+
+from __future__ import annotations
+
+from ..parts import part_of
+from ..reading import Reading
+from ..tree import Tree, common_start
+
+# Names of folders beside others of the same pictures, which no tool gives to a class.
+_ROLES = {
+    *('images', 'image', 'imgs', 'img', 'jpegimages', 'photos', 'labels', 'label', 'annotations'),
+    *('annotation', 'masks', 'mask', 'segmentations', 'segmentation', 'segmentationclass', 'gt'),
+    *('groundtruth', 'ground_truth', 'depth', 'predictions', 'visualization', 'visualizations'),
+}
+
+
+def read(tree: Tree) -> Reading:
+    """Reads CLASS/…/PICTURE, below a part or above it, in a folder that may have others around."""
+    reading = Reading('classes', 'classes')
+    inside = {inner: inner.split('/') for inner in tree.images if '/' in inner}
+    if not inside:
+        return reading
+    depth = common_start([parts[:-1] for parts in inside.values()])
+    # A part may be the only one, and its pictures may lie in one class.
+    common = next(iter(inside.values()))[:depth]
+    depth = next((k for k, name in enumerate(common) if part_of(name)), depth)
+    names = {parts[depth] for parts in inside.values() if len(parts) > depth + 1}
+    parted = bool(names) and all(map(part_of, names))
+    below = {parts[depth + 1] for parts in inside.values() if len(parts) > depth + 2}
+    inner_parts = not parted and bool(below) and all(map(part_of, below))
+    for inner, parts in inside.items():
+        rest = parts[depth + parted : -1]
+        if not rest:
+            reading.left_out[inner] = 'it lies in no folder of a class'
+            continue
+        part = parts[depth] if parted else rest[1] if inner_parts and len(rest) > 1 else ''
+        reading.add(tree, inner, part_of(part), (), target=rest[0])
+    reading.classes = sorted({str(picture.target) for picture in reading.pictures.values()})
+    if len(reading.classes) < 2:
+        reading.pictures.clear()
+        return reading
+    reading.evidence = f'{len(reading.classes)} folders of pictures'
+    if roles := [name for name in reading.classes if name.lower() in _ROLES]:
+        reading.lacks.append(f'the folder {roles[0]!r} is hardly a class')
+    if lists := tree.naming('.csv', '.tsv', '.json', '.jsonl', '.xml'):
+        reading.lacks.append(f'{lists[0]!r} names the pictures, and may annotate them')
+    if unread := [source for source in tree.left_out if source.endswith(('.json', '.xml'))]:
+        reading.lacks.append(f'{unread[0]!r}, which may annotate the pictures, cannot be read')
+    return reading

@@ -1,0 +1,252 @@
+"""Label maps: for each picture another one of its size, with the numbers of the classes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import numpy as np
+from PIL import Image
+
+from mmvttt.pictures import ImageError, open_image
+from mmvttt.text import listed
+
+from ..findings import Scope
+from ..images import decoded, spread
+from ..parts import part_of
+from ..reading import Reading
+from ..tree import Tree, common_start
+from .names import read_names
+
+IGNORED = 255
+# Classes without a list of names, above which numbers are rather levels of grey.
+_MOST = 64
+# Equal neighbours of a label map (.99), not of a photograph (.1 to .6); looked at in a few files.
+_FLAT, _LOOKED_AT, _KINDS = 0.75, 5, 300
+_LAST_WORD = re.compile(r'[_\-. ][A-Za-z]\w*?$')
+
+
+@dataclass
+class Pixels:
+    """How often each number is in a label map, whether these are colours, and its form."""
+
+    counts: dict[int, int]
+    coloured: bool
+    flat: float
+    lossy: bool
+    size: tuple[int, int]
+
+
+def read_numbers(path: str | os.PathLike[str]) -> tuple[np.ndarray, Image.Image]:
+    """The numbers `(H, W)` of an image, of colours red · 65536 + green · 256 + blue."""
+    image, _ = open_image(path)
+    if len(image.getbands()) > 2:
+        channels = np.asarray(image.convert('RGB')).astype(np.int64)
+        return channels @ np.array((65536, 256, 1)), image
+    pixels = np.asarray(image)
+    return (pixels if pixels.ndim == 2 else pixels[..., 0]).astype(np.int64), image
+
+
+def _look(path: str) -> Pixels | None:
+    """What is in a label map; None if the file is not an image."""
+    try:
+        pixels, image = read_numbers(path)
+    except ImageError:
+        return None
+    flat = float((pixels[:, 1:] == pixels[:, :-1]).mean()) if pixels.shape[1] > 1 else 0.0
+    numbers, counts = np.unique(pixels, return_counts=True)
+    size = pixels.shape[0], pixels.shape[1]
+    each = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+    return Pixels(each, len(image.getbands()) > 2, flat, image.format == 'JPEG', size)
+
+
+def read(tree: Tree) -> Reading:
+    """Reads maps with the inner path of their picture, or with its name and a common ending."""
+    reading = Reading('label maps', 'maps', sets='Segmentation')
+    photos, maps = _kinds(tree)
+    pairs = _pairs(tree, reading, photos, maps) if photos else {}
+    if not pairs or reading.lacks:
+        return reading
+    paths = [os.fspath(tree.root / source) for source in pairs.values()]
+    counts: Counter[int] = Counter()
+    coloured, lossy = set(), []
+    looks = decoded(_look, paths, Scope(False, True))
+    for (inner, source), pixels in zip(pairs.items(), looks, strict=True):
+        reading.used.add(source)
+        if pixels is None:
+            reading.broken[source] = 'it is not an image'
+            reading.left_out[inner] = f'its label map {source!r} cannot be read'
+            continue
+        counts.update(pixels.counts)
+        coloured.add(pixels.coloured)
+        lossy += [source] * pixels.lossy
+        image = dict(zip(('height', 'width'), pixels.size, strict=True))
+        reading.add(tree, inner, part_of(inner), (), image=image, target=tree.root / source)
+    if lossy:
+        reading.lacks.append(
+            f'{len(lossy)} are JPEG, which changes the numbers ({lossy[0]}): write PNG'
+        )
+    elif len(coloured) > 1:
+        reading.lacks.append('some are in colours, some in one channel: write all in one channel')
+    elif counts:
+        _name(tree, reading, counts, coloured == {True})
+    return reading
+
+
+def _kinds(tree: Tree) -> tuple[list[str], list[str]]:
+    """Photographs and label maps, by a few pictures of each folder, suffix and ending."""
+    kinds: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for inner in tree.images:
+        folder, _, name = inner.rpartition('/')
+        stem, suffix = os.path.splitext(name)
+        match = _LAST_WORD.search(stem)
+        kinds[folder, suffix, match[0] if match else ''].append(inner)
+    # Names of one word each are not kinds.
+    words = Counter((folder, suffix) for folder, suffix, _ in kinds)
+    merged: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for (folder, suffix, word), images in kinds.items():
+        merged[folder, suffix, word if words[folder, suffix] <= 8 else ''] += images
+    # A set of a thousand classes has no maps for them.
+    if len(merged) > _KINDS:
+        return [], []
+    each = min(_LOOKED_AT, max(1, _KINDS // len(merged))) if merged else 0
+    plain: list[tuple[float, list[str]]] = []
+    colours, photos = [], []
+    for images in merged.values():
+        looks = [_look(os.fspath(tree.root / inner)) for inner in spread(images, each)]
+        whole = [look for look in looks if look is not None]
+        flat = float(np.median([look.flat for look in whole])) if whole else 0.0
+        if flat < _FLAT or any(look.coloured and len(look.counts) > _MOST for look in whole):
+            photos += images
+        elif any(look.coloured for look in whole):
+            colours += images
+        else:
+            plain.append((flat, images))
+    plain.sort()
+    if not photos and plain:
+        # Pictures of few colours, or of one channel and less even than the others.
+        photos, colours = colours, []
+        if not photos and plain[0][0] < plain[-1][0] - 0.05:
+            photos = plain.pop(0)[1]
+    return photos, [inner for _, images in plain for inner in images] or colours
+
+
+def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> dict[str, str]:
+    """The map of each picture."""
+    stems = {
+        inner: normalize('NFC', os.path.splitext(inner)[0]).split('/') for inner in tree.images
+    }
+    cores: dict[str, list[str]] = defaultdict(list)
+    ending = _common_ending([stems[inner][-1] for inner in photos])
+    for inner in photos:
+        name = stems[inner][-1]
+        for core in {name, name.removesuffix(ending)}:
+            cores[core].append(inner)
+    options: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
+    for source in maps:
+        name = stems[source][-1]
+        cuts = [len(name), *(m.start() for m in re.finditer(r'[_\-. ]', name))][::-1]
+        cut = next((c for c in sorted(cuts, reverse=True) if name[:c] in cores), None)
+        if cut is None:
+            continue
+        near = [(_shared(stems[inner], stems[source]), inner) for inner in cores[name[:cut]]]
+        best = [inner for n, inner in near if n == max(near)[0]]
+        named = [inner for inner in best if {*inner.lower().split('/')} & {'images', 'jpegimages'}]
+        inner, *others = named or best
+        if others:
+            reading.lacks.append(f'{source!r} may be of {inner!r} or of {others[0]!r}')
+            break
+        options[inner][os.path.dirname(source), name[cut:]] = source
+    paired = sum(map(len, options.values()))
+    reading.evidence = f'{paired} of {len(maps)} maps with a picture' if paired else ''
+    several = next((kinds for kinds in options.values() if len(kinds) > 1), {})
+    if several:
+        # The format of VOC and CVAT: the others show objects, and drawings.
+        chosen = [kind for kind in several if 'SegmentationClass' in kind[0].split('/')]
+        if len(chosen) != 1:
+            reading.lacks.append(f'a picture has several: {listed([*several.values()])}; move one')
+        options = {
+            inner: {k: s for k, s in kinds.items() if 'SegmentationClass' in k[0].split('/')}
+            for inner, kinds in options.items()
+        }
+    return {inner: next(iter(kinds.values())) for inner, kinds in options.items() if kinds}
+
+
+def _common_ending(names: list[str]) -> str:
+    """What all names end with, from a separator on."""
+    length = common_start([name[::-1] for name in names]) if len(names) > 1 else 0
+    start = re.search(r'[_\-. ]', names[0][len(names[0]) - length :]) if length else None
+    return names[0][len(names[0]) - length + start.start() :] if start else ''
+
+
+def _shared(one: list[str], other: list[str]) -> int:
+    """The number of folders that two paths share from the root, and before their names."""
+    one, other = one[:-1], other[:-1]
+    first = common_start([one, other])
+    one, other = one[first:], other[first:]
+    return first + common_start([one[::-1], other[::-1]])
+
+
+def _name(tree: Tree, reading: Reading, counts: Counter[int], coloured: bool) -> None:
+    """Finds the names of the numbers or colours, which must be fewer than a picture's greys."""
+    lines = read_names(tree, reading)
+    # CVAT's labelmap.txt, and tables of name, red, green and blue.
+    rows = [re.match(r'(.+?)\s*[:,]\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*(:.*)?$', x) for x in lines]
+    table = {row[1]: [int(row[n]) for n in (2, 3, 4)] for row in rows if row}
+    names = [*table] or [line for line in lines if not line.startswith('#')]
+    colours = [(r << 16) + (g << 8) + b for r, g, b in table.values()]
+    if coloured:
+        unknown = [n for n in counts if n not in colours]
+        if not table or unknown:
+            greys = all(n >> 16 == n >> 8 & 255 == n & 255 for n in counts)
+            if not greys:
+                reading.lacks.append(
+                    f'they are in {len(counts)} colours, {len(unknown)} without a name: write a '
+                    'line NAME:RED,GREEN,BLUE for each into labelmap.txt, or the number of the '
+                    'class into one channel'
+                )
+                return
+            reading.lookup = {n: n & 255 for n in counts}
+            counts = Counter({n & 255: count for n, count in counts.items()})
+        else:
+            reading.classes, reading.lookup = names, {n: k for k, n in enumerate(colours)}
+            return
+    numbers = {*counts} - {IGNORED}
+    if {*counts} <= {0, IGNORED} and IGNORED in counts:
+        reading.lookup = {n: int(n & 255 > 0) for n in reading.lookup or counts}
+        reading.classes = names if len(names) == 2 else ['background', *(names or ['object'])]
+        reading.notes.append(f'255 in the masks is {reading.classes[-1]!r}, as 1 would be')
+        if len(reading.classes) != 2:
+            reading.lacks.append(f'{len(names)} names for masks of 0 and 255')
+        return
+    most = max(numbers, default=0)
+    if names and most >= len(names):
+        reading.lacks.append(
+            f'{len(names)} names ({listed(names)}), and numbers up to {most}: write the name of '
+            'each number, from 0 (mostly the background) on'
+        )
+    elif most > IGNORED:
+        reading.lacks.append(f'their numbers reach {most}: only 255 are read')
+    elif not names and (most >= _MOST or len(numbers) <= most / 2):
+        reading.lacks.append(
+            f'{len(numbers)} numbers from {min(numbers)} to {most} are rather levels of grey than '
+            'numbers of classes (0, 1, …): write these, or name all in classes.txt'
+        )
+    reading.classes = names + [f'class {n}' for n in range(len(names), most + 1)]
+
+
+def write_map(source: Path, target: Path, lookup: dict[Any, int]) -> None:
+    """Writes a label map as 8 bits in one channel, with the numbers of the classes."""
+    pixels, _ = read_numbers(source)
+    if lookup:
+        numbers = np.array(sorted(lookup))
+        at = np.searchsorted(numbers, pixels).clip(max=len(numbers) - 1)
+        classes = np.array([lookup[n] for n in numbers.tolist()])
+        pixels = np.where(numbers[at] == pixels, classes[at], IGNORED)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels.astype(np.uint8)).save(target)

@@ -1,0 +1,188 @@
+"""YOLO: a text file of boxes or polygons for each picture, and a list of the classes' names."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from mmvttt.errors import DataError
+from mmvttt.text import listed
+
+from ..parts import part_of
+from ..reading import Reading
+from ..text_files import read_lines, read_text, read_yaml
+from ..tree import Tree
+from ..write_coco import coco_box
+from .names import NAMES, read_names
+
+# Keys of data.yaml, and of Darknet's obj.data.
+_KEYS = dict(train='train', val='val', valid='val', test='test')
+
+
+def read(tree: Tree) -> Reading:
+    """Reads labels/…/NAME.txt for images/…/NAME.jpg, or NAME.txt beside it."""
+    reading = Reading('YOLO')
+    labels: dict[str, dict[str, str]] = defaultdict(dict)
+    for source in tree.having('.txt'):
+        folder, _, file = source.rpartition('/')
+        stem = file[:-4]
+        if file not in NAMES and ('labels' in folder.split('/') or tree.has(stem)):
+            labels[folder][stem] = source
+    if not labels:
+        return reading
+    reading.evidence = f'{sum(map(len, labels.values()))} label files'
+    names: Any = None
+    shape = None
+    for source in tree.having('.yaml', '.yml'):
+        content = tree.content(source, read_yaml)
+        if isinstance(content, dict) and content.get('names'):
+            reading.used.add(source)
+            if names not in (None, content['names']):
+                reading.lacks.append(f'{source!r} has other names than another YAML: move one')
+            names, shape = content['names'], content.get('kpt_shape')
+            _follow(tree, reading, source, content)
+    for source in tree.having('.data'):
+        rows = (line.partition('=')[::2] for line in tree.content(source, read_lines) or ())
+        _follow(tree, reading, source, {k.strip(): v.strip() for k, v in rows})
+    names = names or read_names(tree, reading)
+    try:
+        names = {
+            int(k): v
+            for k, v in (names if isinstance(names, dict) else dict(enumerate(names))).items()
+        }
+    except (TypeError, ValueError):
+        names = {}
+    if not all(isinstance(name, str) and name for name in names.values()):
+        names = {}
+    if twice := [name for name in names.values() if [*names.values()].count(name) > 1][:1]:
+        reading.lacks.append(f'two classes have the name {twice[0]!r}')
+    if not names:
+        reading.lacks += [w for s, w in tree.left_out.items() if s.endswith(('.yaml', '.yml'))]
+        reading.lacks.append('no names of the classes: write them into classes.txt, one a line')
+        return reading
+    reading.classes = list(names.values())
+    try:
+        _read_labels(tree, reading, labels, names, shape)
+    except DataError as error:
+        reading.lacks.append(str(error))
+    return reading
+
+
+def _read_labels(
+    tree: Tree, reading: Reading, labels: dict, names: dict[int, str], shape: Any
+) -> None:
+    pairs: dict[str, str] = {}
+    for folder, sources in labels.items():
+        for stem, inner in tree.find(sources, folder).items():
+            if inner is None:
+                reading.broken[sources[stem]] = 'it has no picture of its own'
+            elif inner in pairs:
+                reading.lacks.append(f'{sources[stem]!r} and {pairs[inner]!r} label one picture')
+            else:
+                pairs[inner] = sources[stem]
+    # A picture of a listed folder without a label file has no object; others are not annotated.
+    images = {*pairs, *(inner for part in reading.listed.values() for inner in part)}
+    tree.facts(images)
+    # Rows of each label by the number of their columns.
+    rows: dict[str, dict[int, np.ndarray]] = {}
+    for inner, source in pairs.items():
+        reading.used.add(source)
+        try:
+            rows[inner] = _rows(read_text(tree.root / source), names)
+        except ValueError as error:
+            reading.broken[source] = str(error)
+            images.discard(inner)
+            reading.left_out.setdefault(inner, f'its label {source!r} cannot be read')
+    if pairs and not rows:
+        source, why = next(iter(reading.broken.items()))
+        reading.lacks.append(f'no label is in its format ({source!r}: {why})')
+    widths = {width for groups in rows.values() for width in groups} - {5}
+    lines = sum(len(group) for groups in rows.values() for group in groups.values())
+    if shape is not None:
+        reading.notes.append('key points are not trained: the boxes of the labels are read')
+    elif 5 not in {w for groups in rows.values() for w in groups} and len(widths) == 1:
+        (width,) = widths
+        if width % 2 == 0 or (lines > 9 and width not in (7, 9)):
+            reading.lacks.append(
+                f'each line has {width} numbers, as key points have: write kpt_shape into '
+                'data.yaml, which reads the boxes (key points are not trained)'
+            )
+        elif width == 9:
+            reading.notes.append(
+                'every object has four corners, as oriented boxes (OBB) have: they are trained as '
+                'outlines, with upright boxes around them'
+            )
+    for inner in sorted(images):
+        size = tree.size(inner)
+        groups = rows.get(inner, {})
+        wrong = [w for w in groups if shape is None and w != 5 and (w < 7 or w % 2 == 0)]
+        if wrong and not reading.lacks:
+            reading.broken[pairs[inner]] = f'{wrong[0]} numbers in a line: neither box nor polygon'
+            reading.left_out.setdefault(inner, f'its label {pairs[inner]!r} cannot be read')
+            continue
+        objects = [o for group in groups.values() for o in _objects(group, names, size, shape)]
+        reading.add(tree, inner, part_of(inner), objects, image=size)
+
+
+def _rows(text: str, names: dict[int, str]) -> dict[int, np.ndarray]:
+    """The numbers of a label's lines, by how many a line has; raises ValueError."""
+    lines: dict[int, list[list[str]]] = defaultdict(list)
+    for line in text.split('\n'):
+        if numbers := line.split():
+            lines[len(numbers)].append(numbers)
+    rows = {width: np.array(group, float) for width, group in lines.items()}
+    for width, group in rows.items():
+        if unknown := {*group[:, 0].tolist()} - {*names}:
+            raise ValueError(f'class {min(unknown):g} is none of {listed([*names.values()])}')
+        if width < 5:
+            raise ValueError(f'{width} numbers in a line: neither box nor polygon')
+        # Key points may lie outside, and have a visibility of 2.
+        shares = group[:, 1:5]
+        if not (shares.min() >= -0.01 and shares.max() <= 1.01):
+            raise ValueError('its numbers are not fractions of the picture, from 0 to 1')
+    return rows
+
+
+def _objects(group: np.ndarray, names: dict, size: dict[str, int], shape: Any) -> list[dict]:
+    """A box (centre, width and height) or a polygon in fractions: entries of `coco_json`."""
+    sides = np.tile((size['width'], size['height']), group.shape[1] // 2)
+    if group.shape[1] == 5 or shape is not None:
+        centres, boxes = group[:, 1:3] * sides[:2], group[:, 3:5] * sides[:2]
+        corners = np.hstack((centres - boxes / 2, centres + boxes / 2)).tolist()
+        return [coco_box(names[int(n)], *box) for n, box in zip(group[:, 0], corners, strict=True)]
+    points = group[:, 1:] * sides
+    xs, ys = points[:, ::2], points[:, 1::2]
+    corners = np.stack((xs.min(1), ys.min(1), xs.max(1), ys.max(1)), 1).tolist()
+    outlines = zip(group[:, 0], corners, points.tolist(), strict=True)
+    return [coco_box(names[int(n)], *box, segmentation=[line]) for n, box, line in outlines]
+
+
+def _follow(tree: Tree, reading: Reading, source: str, content: dict[str, Any]) -> None:
+    """Notes the pictures that a file lists for each part."""
+    folder = source.rpartition('/')[0]
+    for key, part in _KEYS.items():
+        entries = content.get(key) or []
+        for entry in entries if isinstance(entries, list) else [entries]:
+            images = _images_of(tree, reading, str(entry), folder)
+            if images is not None:
+                reading.listed.setdefault(part, set()).update(images)
+            elif key != 'test':
+                reading.notes.append(f'{source}: {key} is {entry!r}, which does not exist')
+
+
+def _images_of(tree: Tree, reading: Reading, entry: str, folder: str) -> set[str] | None:
+    """The pictures that an entry names: one, those of a folder, or of a list of these."""
+    inner = tree.locate(entry, folder)
+    if inner is None or tree.is_image(inner):
+        return None if inner is None else {inner}
+    if os.path.isdir(tree.root / inner):
+        return {image for image in tree.images if image.startswith(f'{inner}/' if inner else '')}
+    if not inner.endswith('.txt') or inner in reading.used:
+        return set()
+    reading.used.add(inner)
+    lines = tree.content(inner, read_lines) or ()
+    images = (_images_of(tree, reading, line, inner.rpartition('/')[0]) for line in lines)
+    return set().union(*filter(None, images))

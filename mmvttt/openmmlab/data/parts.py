@@ -1,0 +1,92 @@
+"""Parts of a set: what names of folders and files say, and what is held out where none does."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+_WORDS = {
+    **dict.fromkeys(('train', 'training', 'tr'), 'train'),
+    **dict.fromkeys(('val', 'valid', 'validation', 'dev', 'eval', 'evaluation'), 'val'),
+    **dict.fromkeys(('test', 'testing', 'ts'), 'test'),
+}
+# Words that may stand beside one of these: train_images, obj_train_data, instances_val2017.
+_BESIDE = {
+    *('set', 'data', 'dataset', 'obj', 'part', 'split', 'image', 'images', 'imgs', 'img', 'photos'),
+    *('label', 'labels', 'annotation', 'annotations', 'instances', 'person', 'keypoints', 'coco'),
+}
+# What Roboflow adds to the copies of a photograph.
+_COPY = re.compile(r'(_(jpe?g|png|webp|bmp|tiff?))?\.rf\.[0-9a-zA-Z]+$')
+_NUMBERED = re.compile(r'(.*?)(\d+)$')
+
+
+def part_of(path: str) -> str:
+    """'train', 'val', 'test' or '': the first of a path's components that is a part's name."""
+    for name in path.split('/'):
+        words = [w.lower() for w in re.findall(r'[A-Z]+(?![a-z])|[A-Z]?[a-z]+', name)]
+        rest = [word for word in words if word not in _BESIDE]
+        if len(rest) == 1 and rest[0] in _WORDS:
+            return _WORDS[rest[0]]
+    return ''
+
+
+def copies(root: Path, images: Sequence[str]) -> dict[str, str]:
+    """For each picture the first with the same bytes."""
+    sizes = defaultdict(list)
+    for inner in images:
+        sizes[os.path.getsize(root / inner)].append(inner)
+    first: dict[str, str] = {inner: inner for inner in images}
+    for alike in sizes.values():
+        digests: dict[bytes, str] = {}
+        for inner in alike if len(alike) > 1 else ():
+            digest = hashlib.sha256((root / inner).read_bytes()).digest()
+            first[inner] = digests.setdefault(digest, inner)
+    return first
+
+
+def held_out(
+    images: Sequence[str], classes: Sequence[Collection], twins: dict[str, str]
+) -> set[str]:
+    """About a fifth of the pictures, of each class, from their paths and the classes in each.
+
+    Roboflow's copies of a photograph, and files with the same bytes (`twins`), stay together. So do
+    neighbours in a sequence of numbered names, which may be frames of a video.
+    """
+    sources = {inner: _COPY.sub('', os.path.splitext(inner)[0]) for inner in images}
+    sequences: dict[str, set[tuple[int, str]]] = defaultdict(set)
+    for source in sources.values():
+        if match := _NUMBERED.match(source):
+            sequences[match[1]].add((int(match[2]), source))
+    blocks: dict[str, str] = {}
+    for name, frames in sequences.items():
+        length = len(frames) // 10 if len(frames) >= 40 else min(4, round(len(frames) / 5))
+        for number, (_, source) in enumerate(sorted(frames)):
+            blocks[source] = f'{name} {number // max(1, length):06}'
+    first: dict[str, str] = {}
+    groups: dict[str, list[int]] = defaultdict(list)
+    for number, inner in enumerate(images):
+        source = sources[inner]
+        block = first.setdefault(twins.get(inner, inner), blocks.get(source, source))
+        groups[block].append(number)
+    counts = Counter(name for names in classes for name in {*names})
+    seen: Counter[object] = Counter()
+    held: Counter[object] = Counter()
+    val: set[str] = set()
+    for block in sorted(groups):
+        members = groups[block]
+        present = {name for number in members for name in classes[number]}
+        rarest = min(present, key=lambda name: (counts[name], str(name)), default=None)
+        seen[rarest] += len(members)
+        if held[rarest] + len(members) / 2 <= seen[rarest] / 5:
+            held[rarest] += len(members)
+            val.update(images[number] for number in members)
+    if val or len(images) < 2:
+        return val
+    # Few pictures: the last group, or where all belong together, the last of them.
+    if len(groups) > 1 and len(groups[max(groups)]) <= len(images) / 2:
+        return {images[number] for number in groups[max(groups)]}
+    return held_out(images, classes, {}) if twins else {*images[-max(1, len(images) // 5) :]}

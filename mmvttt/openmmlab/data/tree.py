@@ -1,0 +1,266 @@
+"""The files of a folder: pictures, what their headers say, and which of them a name means."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+from urllib.parse import unquote
+
+from mmvttt.checkpoints.atomic_write import replacing
+from mmvttt.errors import DataError
+from mmvttt.pictures import SUFFIXES
+from mmvttt.text import listed
+
+from .findings import Scope
+from .images import decoded, glance
+from .parts import part_of
+
+# A folder with this file is a work directory; mmengine's are called work_dirs.
+MARK = 'mmvttt_pictures.json'
+# Files of these are not looked into to see whether they are pictures of another suffix.
+_TEXTS = (
+    '.txt',
+    '.json',
+    '.xml',
+    '.yaml',
+    '.yml',
+    '.csv',
+    '.md',
+    '.names',
+    '.data',
+    '.labels',
+    '.zip',
+)
+_MAGIC = b'\xff\xd8\xff', b'\x89PNG\r\n', b'BM', b'II*\0', b'MM\0*', b'GIF8', b'RIFF'
+# Names of folders of pictures, beside folders of annotations.
+_IMAGES = 'images', 'jpegimages', 'image', 'imgs', 'img'
+
+
+class Tree:
+    """The files below `root`, by their paths in it; links of folders are followed once.
+
+    Attributes:
+        files: All of them, but hidden ones and those of a work directory.
+        images: Those that are pictures.
+        left_out: Files that cannot be read, with why.
+    """
+
+    def __init__(self, root: Path, work_dir: Path | None = None) -> None:
+        self.root, self.work_dir = root, work_dir
+        self.left_out: dict[str, str] = {}
+        self._contents: dict[str, Any] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
+        self._linked: set[str] = set()
+        self.files = sorted(self._walk(''))
+        self.images = [inner for inner in self.files if self._is_picture(inner)]
+        self._parts: dict[str, tuple[str, ...]] = {}
+        self._named: dict[str, list[str]] = defaultdict(list)
+        for inner in self.images:
+            self._parts[inner] = parts = tuple(normalize('NFC', inner).split('/'))
+            for name in {parts[-1], parts[-1].rpartition('.')[0]}:
+                self._named[name].append(inner)
+        self.folders = {parts[:-1] for parts in self._parts.values()}
+
+    def _walk(self, folder: str) -> Iterable[str]:
+        with os.scandir(self.root / folder) as entries:
+            listing = sorted(entries, key=lambda entry: entry.name)
+        if folder and any(entry.name == MARK for entry in listing):
+            return
+        for entry in listing:
+            inner = f'{folder}/{entry.name}' if folder else entry.name
+            if entry.name.startswith('.') or entry.name in ('__MACOSX', 'work_dirs'):
+                continue
+            if not _is_text(entry.name) or '\n' in entry.name or '\r' in entry.name:
+                self.left_out[inner] = 'its name is not UTF-8, or has a line break: rename it'
+            elif entry.is_dir():
+                if self.work_dir == self.root / inner:
+                    continue
+                if entry.is_symlink():
+                    target = os.path.realpath(entry.path)
+                    # Around in a circle, or a second time.
+                    if (
+                        target in self._linked
+                        or f'{os.path.realpath(self.root / folder)}/'.startswith(f'{target}/')
+                    ):
+                        continue
+                    self._linked.add(target)
+                yield from self._walk(inner)
+            elif entry.is_file():
+                yield inner
+
+    def _is_picture(self, inner: str) -> bool:
+        suffix = os.path.splitext(inner)[1].lower()
+        if suffix in SUFFIXES or suffix in _TEXTS:
+            return suffix in SUFFIXES
+        try:
+            with open(self.root / inner, 'rb') as file:
+                return file.read(8).startswith(_MAGIC)
+        except OSError:
+            return False
+
+    def content(self, inner: str, read: Callable[[Path], Any]) -> Any:
+        """What `read` makes of a file, once; None if it raises a DataError, which is noted."""
+        if inner not in self._contents:
+            try:
+                self._contents[inner] = read(self.root / inner)
+            except DataError as error:
+                self._contents[inner] = None
+                self.left_out[inner] = str(error)
+        return self._contents[inner]
+
+    def has(self, name: str) -> bool:
+        """Whether a picture has this name or stem."""
+        return (
+            normalize('NFC', name) in self._named or normalize('NFC', unquote(name)) in self._named
+        )
+
+    def is_image(self, inner: str | None) -> bool:
+        """Whether a file is one of the pictures."""
+        return inner in self._parts
+
+    def having(self, *suffixes: str) -> list[str]:
+        """The files whose names end so."""
+        return [inner for inner in self.files if inner.lower().endswith(suffixes)]
+
+    def naming(self, *suffixes: str) -> list[str]:
+        """The text files that name several pictures, in their first 64 KiB."""
+        sources = []
+        for source in self.having(*suffixes):
+            with open(self.root / source, 'rb') as file:
+                words = re.split(r'[\s"\',;:<>/|]+', file.read(2**16).decode(errors='replace'))
+            if sum(word in self._named for word in {*words} if '.' in word) > 1:
+                sources.append(source)
+        return sources
+
+    def bases(self, folder: str, subset: str = '') -> list[str]:
+        """Where formats have the pictures of annotations in `folder`, as far as there are any.
+
+        In it; in `images` or the `subset` (COCO's train2017) in the place of one of its components,
+        or inside of one of them.
+        """
+        parts = _components(folder)
+        places = [parts]
+        lower = {tuple(map(str.lower, known)): known for known in self.folders}
+        for k in range(len(parts), -1, -1):
+            for word in (*_IMAGES, *([subset.lower()] if subset else [])):
+                before = parts[:k]
+                places += [(*before, word, *parts[k + 1 :]), (*before, word)]
+                places += [(*before, word, subset), (*before, subset, word)] if subset else []
+            places.append(parts[:k])
+        known = (lower.get(tuple(map(str.lower, place))) for place in places)
+        return list(dict.fromkeys('/'.join(place) for place in known if place is not None))
+
+    def find(self, names: Iterable[str], folder: str, subset: str = '') -> dict[str, str | None]:
+        """The pictures that names in a folder's annotations mean, by whole components of paths.
+
+        They lie in one of `bases`; else all in one other folder, or each name is there only once. A
+        path may begin on another machine. Raises DataError if several folders have them.
+        """
+        parts = {name: _components(name) for name in names}
+        shared = common_start([path[:-1] for path in parts.values()])
+        places: dict[str, dict[str, str | None]] = {}
+        for start in range(shared + 1):
+            places = {name: self._ending(path[start:]) for name, path in parts.items()}
+            if any(places.values()):
+                break
+        counts = Counter(base for options in places.values() for base in options)
+        bases = [base for base in self.bases(folder, subset) if base in counts]
+        bases.sort(key=lambda base: -counts[base])
+        if not bases:
+            part = part_of(subset) or part_of(folder)
+            same = [base for base in counts if part and part_of(base) == part] or list(counts)
+            bases = [base for base in same if counts[base] == len(places)] or same
+            if len(bases) > 1 and any(sum(b in o for b in bases) > 1 for o in places.values()):
+                raise DataError(
+                    f'the pictures of {folder or "."!r} may be in any of the folders '
+                    f'{listed(sorted(bases))}: call one of them images'
+                )
+        return {name: next((p[b] for b in bases if b in p), None) for name, p in places.items()}
+
+    def _ending(self, path: tuple[str, ...]) -> dict[str, str | None]:
+        """Pictures whose path ends so, by the folder before that; None if there are two in it."""
+        options: dict[str, str | None] = {}
+        for parts in dict.fromkeys((path, tuple(map(unquote, path)))) if path else ():
+            for inner in self._named.get(parts[-1], ()):
+                known, length = self._parts[inner], len(parts)
+                if known[-length:-1] == parts[:-1]:
+                    base = '/'.join(known[:-length])
+                    options[base] = None if base in options else inner
+            if options:
+                break
+        return options
+
+    def locate(self, entry: str, folder: str) -> str | None:
+        """The file or folder of a list's entry, seen from the list's folder or the root."""
+        parts = [
+            part for part in entry.replace('\\', '/').split('/') if part not in ('', '.', '..')
+        ]
+        if not parts:
+            return folder
+        for start in range(len(parts)):
+            for base in dict.fromkeys((folder, '')):
+                inner = '/'.join([*filter(None, [base]), *parts[start:]])
+                if os.path.exists(self.root / inner):
+                    return inner
+        return None
+
+    def facts(self, images: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Size and `problem` of pictures, remembered by path, size and time in the work folder."""
+        images = [inner for inner in dict.fromkeys(images) if inner not in self._facts]
+        path = self.work_dir / MARK if self.work_dir else None
+        known: dict[str, Any] = {}
+        if images and path and path.is_file():
+            try:
+                known = json.loads(path.read_text(encoding='utf-8'))
+            except ValueError:
+                known = {}
+        stats = {inner: os.stat(self.root / inner) for inner in images}
+        keys = {i: f'{s.st_size} {s.st_mtime_ns} {s.st_ino}' for i, s in stats.items()}
+        new = []
+        for inner in images:
+            entry = known.get(os.fspath(self.root / inner))
+            if isinstance(entry, dict) and entry.get('key') == keys[inner]:
+                self._facts[inner] = entry
+            else:
+                new.append(inner)
+        paths = [os.fspath(self.root / inner) for inner in new]
+        for inner, seen in zip(new, decoded(glance, paths, Scope(False, True)), strict=True):
+            height, width = seen.size or (0, 0)
+            problem = seen.problem or (None if seen.size else 'too large images')
+            self._facts[inner] = dict(key=keys[inner], height=height, width=width, problem=problem)
+        if new and path and self.work_dir:
+            known |= {os.fspath(self.root / i): self._facts[i] for i in new}
+            with replacing(path) as partial:
+                partial.write_text(json.dumps(known), encoding='utf-8')
+        return self._facts
+
+    def size(self, inner: str) -> dict[str, int]:
+        """Height and width of a picture, upright; 0 if it cannot be read."""
+        entry = self.facts([inner])[inner]
+        return dict(height=entry['height'], width=entry['width'])
+
+
+def common_start(paths: Sequence[Sequence[str]]) -> int:
+    """The number of components with which all paths begin."""
+    steps = enumerate(zip(*paths, strict=False))
+    shortest = min(map(len, paths), default=0)
+    return next((k for k, step in steps if len({*step}) > 1), shortest)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _components(path: str) -> tuple[str, ...]:
+    parts: Sequence[str] = normalize('NFC', path).replace('\\', '/').split('/')
+    return tuple(part for part in parts if part not in ('', '.', '..'))
