@@ -202,7 +202,7 @@ OF_BOXES: dict[str, Fault] = {
                 segmentation=[[v / 64 for v in a['segmentation'][0]]],
             )
         ),
-        r'no box to learn .*dog: 4 listed, 0 learned \(4 without area\)',
+        r'fractions of the picture .* multiply them',
         True,
     ),
     **{

@@ -25,6 +25,7 @@ from mmvttt.text import shown
 from ..tasks import class_counts, task_of
 from .coco import check_coco
 from .dataset_config import SPLITS, DatasetConfig, datasets_of
+from .dropped import dropped_objects
 from .findings import Findings, Scope
 from .folders import check_folders
 from .images import read_image
@@ -108,7 +109,7 @@ def check_annotations(
                 )
             else:
                 reads = Scope(thorough, images and data.reads_files)
-                _CHECKS[format](cfg, data, dataset, findings, reads)
+                _CHECKS[format](cfg, sets, data, dataset, findings, reads)
         for former, other in checked:
             _compare_files(former, other, data, findings)
         if checked and findings.classes is not None:
@@ -118,9 +119,14 @@ def check_annotations(
 
 
 def _check_boxes(
-    cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings, scope: Scope
+    cfg: Config,
+    sets: Sequence[DatasetConfig],
+    data: DatasetConfig,
+    dataset: Any,
+    findings: Findings,
+    scope: Scope,
 ) -> None:
-    classes, sets = dataset.metainfo.get('classes') or (), datasets_of(cfg)
+    classes = dataset.metainfo.get('classes') or ()
     several = sum((other.split, other.metric) == (data.split, False) for other in sets) > 1
     # An evaluator of several sets may read all their annotations from one file.
     expected = '' if several else data.paths.get('ann_file', '')
@@ -143,6 +149,9 @@ def _check_boxes(
         masks=any(transform.get('with_mask') for _, transform in data.transforms),
         most=_most_objects(cfg),
     )
+    if scope.thorough and scope.images and data.split == 'train' and not findings.errors:
+        for text in dropped_objects(data):
+            findings.warn(text)
     # The labels of a model of language and vision are numbers of words.
     measured = 'language_model' not in (cfg.get('model') or {}) and any(
         other.metric and other.kind == 'CocoMetric' for other in sets if other.split != 'train'
@@ -164,7 +173,12 @@ def _most_objects(cfg: Config) -> tuple[str, int] | None:
 
 
 def _check_maps(
-    cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings, scope: Scope
+    cfg: Config,
+    sets: Sequence[DatasetConfig],
+    data: DatasetConfig,
+    dataset: Any,
+    findings: Findings,
+    scope: Scope,
 ) -> None:
     classes, heads = dataset.metainfo.get('classes'), task_of(cfg).heads_of(cfg)
     for key, head in heads.items():
@@ -182,7 +196,12 @@ def _check_maps(
 
 
 def _check_pictures(
-    cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings, scope: Scope
+    cfg: Config,
+    sets: Sequence[DatasetConfig],
+    data: DatasetConfig,
+    dataset: Any,
+    findings: Findings,
+    scope: Scope,
 ) -> None:
     heads = task_of(cfg).heads_of(cfg)
     counts = class_counts(heads)
@@ -271,7 +290,7 @@ def _compare_files(
 ) -> None:
     """Reports pictures that are both learned and measured."""
     # Lists of indices may divide one set.
-    divided = any(not isinstance(d.config.get('indices', 0), int) for d in (former, data))
+    divided = any(d.divided for d in (former, data))
     if former.split != 'train' or data.split == 'train' or divided:
         return
     # A copy has the same name in another folder.

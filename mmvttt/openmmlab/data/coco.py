@@ -85,6 +85,11 @@ def check_coco(
     classes = dataset.metainfo.get('classes') or ()
     _check_categories([category['name'] for category in categories], classes, path, findings)
     sizes = {image['id']: (image['height'], image['width']) for image in images}
+    if listed and all(min(a['bbox']) >= 0 and max(a['bbox']) <= 1 for a in listed):
+        findings.error(
+            'the boxes are fractions of the picture (all numbers lie between 0 and 1): multiply '
+            'them, and the outlines, by its width and height'
+        )
     names = {category['id']: category['name'] for category in categories}
     whys = [_why_not_learned(ann, sizes[ann['image_id']], masks) for ann in listed]
     for ann, why in zip(listed, whys, strict=True) if masks else ():
@@ -125,7 +130,9 @@ def check_coco(
                     f'id {image!r} ({len(labels)})',
                 )
         for image in images if scope.thorough else ():
-            if not learned.get(image['id']):
+            if not learned.get(image['id']) and (
+                dataset._indices is None or image['id'] in learned
+            ):
                 findings.warn('images without a box', image['file_name'])
     _check_repeated(listed, findings)
     _check_conventions(listed, sizes, scope.thorough, findings)

@@ -27,7 +27,8 @@ _WRAPPED = ('dataset', 'datasets')
 class DatasetConfig:
     """The config of one data set, without its wrappers; or of a metric, which reads files too.
 
-    Its dotted key is such as `train_dataloader.dataset`; its type is looked up in the scope.
+    Its dotted key is such as `train_dataloader.dataset`; its type is looked up in the scope. It is
+    divided if `indices`, or a wrapper such as KFoldDataset, choose some of its pictures.
     """
 
     config: Mapping
@@ -35,6 +36,7 @@ class DatasetConfig:
     scope: str = 'mmengine'
     split: str = ''
     metric: bool = False
+    divided: bool = False
 
     @property
     def kind(self) -> str:
@@ -160,17 +162,19 @@ def preparation_of(cfg: Mapping | Config, split: str, preprocessor: Any) -> Any:
     return next(({'to_rgb': True, **step} for step in steps), preprocessor)
 
 
-def innermost(config: Any, key: str = '', *facts: Any, **metric: Any) -> Iterator[DatasetConfig]:
+def innermost(config: Any, key: str = '', *facts: Any, **flags: Any) -> Iterator[DatasetConfig]:
     """Yields the data sets that RepeatDataset, ConcatDataset and the like wrap.
 
     `facts` are the scope and the split.
     """
     if isinstance(config, list | tuple):
         for index, inner in enumerate(config):
-            yield from innermost(inner, f'{key}.{index}', *facts, **metric)
+            yield from innermost(inner, f'{key}.{index}', *facts, **flags)
     elif isinstance(config, Mapping):
         wrapped = [name for name in _WRAPPED if name in config]
+        if 'fold' in config or not isinstance(config.get('indices') or 0, int):
+            flags['divided'] = True
         for name in wrapped:
-            yield from innermost(config[name], f'{key}.{name}', *facts, **metric)
+            yield from innermost(config[name], f'{key}.{name}', *facts, **flags)
         if not wrapped:
-            yield DatasetConfig(config, key, *facts, **metric)
+            yield DatasetConfig(config, key, *facts, **flags)
