@@ -1,7 +1,10 @@
 """A checkpoint of another training is refused before the first step, with the reason."""
 
+import ast
+import copy
+import re
+import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,6 +182,27 @@ def test_classes_of_a_checkpoint() -> None:
     require_same_classes(dict(w=torch.ones(1)), 'a.pth', ('dog',))
 
 
+def assignments(advice: str) -> dict[str, Any]:
+    """What an error or a warning says to set, as --cfg-options."""
+    pairs = re.findall(r'((?:\w+\.)+\w+)=([-\w.]+)', advice)
+    return {key: ast.literal_eval(value.rstrip('.')) for key, value in pairs}
+
+
+def applied(options: dict[str, Any], advice: dict[str, Any]) -> dict[str, Any]:
+    """The options with an advice that may be about an entry inside one of them."""
+    options = copy.deepcopy(options)
+    for key, value in advice.items():
+        first, *path, last = key.split('.')
+        inside = options.get(first)
+        if inside is None:
+            options[key] = value
+        else:
+            for part in path:
+                inside = inside[int(part)]
+            inside[last] = value
+    return options
+
+
 @pytest.mark.parametrize(
     ('counts', 'scaled', 'words'),
     [
@@ -196,19 +220,58 @@ def test_a_rate_for_another_batch(
     run('train', work_dir='b', auto_scale_lr=scaled, cfg_options=options)
     assert ('is meant for' in log()) == (words is not None)
     assert (words or '') in log()
+    if words:
+        advice = assignments(next(x for x in log().splitlines() if 'is meant for' in x))
+        shutil.rmtree('b')
+        run('train', work_dir='b', cfg_options={**options, **advice})
+        assert 'is meant for' not in log()
 
 
-@pytest.mark.parametrize(
-    ('options', 'stops'),
-    [
-        ({'param_scheduler.end': 16}, True),
-        ({'param_scheduler.end': 15}, False),
-        ({'optim_wrapper.optimizer.lr': 5e-7}, True),
-        # A trial of the config.
-        ({'param_scheduler.end': 16, 'train_cfg.max_epochs': 2}, False),
-    ],
-)
-def test_a_training_that_cannot_learn_stops(run: Callable, options: dict, stops: bool) -> None:
-    options = {'train_cfg.max_epochs': 8, **options}
-    with pytest.raises(UsageError) if stops else nullcontext():
-        run('train', work_dir='b', cfg_options=options)
+LINEAR = dict(_delete_=True, type='LinearLR', start_factor=1e-3)
+WARMUP = dict(type='LinearLR', start_factor=1e-3, by_epoch=False, end=500)
+COSINE = dict(type='CosineAnnealingLR', T_max=36, by_epoch=False)
+CONVERTED = dict(LINEAR, end=30, convert_to_iter_based=True)
+OURS = dict(LINEAR, type='mmvttt.WarmupCosineLR', warmup_ratio=0.9, convert_to_iter_based=True)
+# Epochs of four steps, the schedule or another entry, and the advice.
+NOT_LEARNING: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
+    (9, {'param_scheduler.end': 500}, {'param_scheduler.end': 2}),
+    (20, {'param_scheduler.end': 60}, {'param_scheduler.end': 4}),
+    # It never leaves its first factor.
+    (9, dict(param_scheduler=dict(LINEAR, by_epoch=False, end=1)), {'param_scheduler.end': 2}),
+    (9, dict(param_scheduler=dict(LINEAR, end=1)), {'param_scheduler.end': 2}),
+    (40, dict(param_scheduler=dict(LINEAR, end=40)), {'param_scheduler.end': 2}),
+    (40, dict(param_scheduler=CONVERTED), {'param_scheduler.end': 2}),
+    (
+        9,
+        dict(param_scheduler=[WARMUP, COSINE]),
+        {'param_scheduler.0.end': 2},
+    ),
+    (9, dict(param_scheduler=OURS), {'param_scheduler.warmup_ratio': 0.05}),
+    (
+        9,
+        {'optim_wrapper.optimizer.lr': 5e-7},
+        {'optim_wrapper.paramwise_cfg': None, 'optim_wrapper.optimizer.lr': 1e-4},
+    ),
+]
+
+
+@pytest.mark.parametrize(('epochs', 'options', 'advice'), NOT_LEARNING)
+def test_the_error_of_a_training_that_cannot_learn_says_what_helps(
+    run: Callable, epochs: int, options: dict, advice: dict
+) -> None:
+    options = {'train_cfg.max_epochs': epochs, **options}
+    with pytest.raises(UsageError) as error:
+        run('train', work_dir='a', cfg_options=options)
+    assert assignments(str(error.value)) == advice
+    runner = run('train', work_dir='b', cfg_options=applied(options, advice))
+    line = next(x for x in log().splitlines() if 'learning rate of' in x)
+    highest, mean = (float(x) for x in re.findall(r'(\S+) (?:at most|on average)', line))
+    rate = advice.get('optim_wrapper.optimizer.lr', 0.05)
+    assert (runner.iter, highest) == (4 * epochs, pytest.approx(rate, rel=0.02))
+    assert mean > 0.4 * rate
+
+
+@pytest.mark.parametrize(('end', 'epochs'), [(15, 8), (16, 2), (500, 4)])
+def test_trials_and_short_warm_ups_run(run: Callable, end: int, epochs: int) -> None:
+    options = {'train_cfg.max_epochs': epochs, 'param_scheduler.end': end}
+    run('train', work_dir='b', cfg_options=options)

@@ -14,7 +14,6 @@ import torch
 from mmengine.hooks import EMAHook, Hook
 from mmengine.logging import print_log
 from mmengine.optim import OptimWrapper
-from mmengine.optim.scheduler.param_scheduler import LinearParamScheduler
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
@@ -22,13 +21,14 @@ from mmvttt.checkpoints.download import shown
 from mmvttt.checkpoints.load import compare, require_some, require_whole
 from mmvttt.checkpoints.preparation import saved_preparation, warn_of_other_images
 from mmvttt.checkpoints.read import named_tensors, saved_classes
-from mmvttt.errors import CheckpointMismatchError, ResumeError, UsageError
+from mmvttt.errors import CheckpointMismatchError, ResumeError
 
 from ..data.dataset_config import preparation_of
 from ..unwrap import bare_model
 from .exact_resume import DATA_SEED, SHAPE, VALIDATED
+from .rates import require_learning
 from .settings import differences, training_settings
-from .weights import checkpoints_of, warning_of_random_weights
+from .weights import warning_of_random_weights
 
 _LISTED = 12
 # Beginnings of names in the message hub that a training computes with, and their types.
@@ -38,8 +38,6 @@ _COMPUTED: Mapping[str, Callable[[Any], Any]] = {
     VALIDATED: int,
     SHAPE: dict,
 }
-# Fewer steps try a config out; a lower rate does not change weights in a training.
-_TRIAL, _LEAST = 20, 1e-6
 _ADVICE = (
     'resume with the config that the checkpoint was made with, or start a new training from its '
     'weights: load_from=CHECKPOINT without --resume'
@@ -189,7 +187,7 @@ class WarnAtStart(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Logs the warnings."""
-        _require_learning(runner)
+        require_learning(runner)
         random = warning_of_random_weights(runner.cfg, runner._load_from)
         for warning in (_of_another_batch(runner), random):
             if warning:
@@ -198,32 +196,6 @@ class WarnAtStart(Hook):
         here = preparation_of(runner.cfg, 'train', getattr(model, 'data_preprocessor', None))
         for name, part in model.named_modules():
             warn_of_other_images(f'model.{name}', getattr(part, 'preparation', None), here)
-
-
-def _require_learning(runner: Runner) -> None:
-    """Raises a UsageError if half of the steps warm up, or random first layers hardly move."""
-    steps, schedules = runner.max_iters, runner.param_schedulers
-    for number, schedule in enumerate(schedules if isinstance(schedules, list) else ()):
-        warmup = getattr(schedule, 'warmup', 0)
-        if isinstance(schedule, LinearParamScheduler) and schedule.start_factor < 1:
-            warmup = schedule.end - schedule.begin
-            warmup *= len(runner.train_dataloader) if schedule.by_epoch else 1
-        if warmup * 2 >= steps >= _TRIAL:
-            raise UsageError(
-                f'{min(warmup, steps)} of the {steps} steps are warm-up, which learns little: '
-                f'set param_scheduler.{number}.end to a twentieth of the steps, {steps // 20}, or '
-                'train longer; `mmvttt finetune` writes configs for small sets'
-            )
-    random = not runner._load_from and not any(checkpoints_of(runner.cfg.model))
-    if isinstance(runner.optim_wrapper, OptimWrapper) and random:
-        groups = runner.optim_wrapper.param_groups
-        rates = [group.get('initial_lr', group['lr']) for group in groups]
-        if 0 < min(rates) < _LEAST:
-            raise UsageError(
-                f'the first layers have random weights and a rate of {min(rates):.1e}, at which '
-                'they never learn: start from weights (init_cfg of the backbone, load_from), or '
-                'set optim_wrapper.paramwise_cfg=None and a rate of 1e-4 or more'
-            )
 
 
 def _of_another_batch(runner: Runner) -> str | None:
@@ -243,5 +215,6 @@ def _of_another_batch(runner: Runner) -> str | None:
     return (
         f'the learning rate {rate * fitting / base:.3g} is meant for {fitting} images a step, but '
         f'this run has {images}: without --auto-scale-lr, set '
-        f'optim_wrapper.optimizer.lr={rate * images / base:.3g}'
+        f'optim_wrapper.optimizer.lr={rate * images / base:.3g} and '
+        f'auto_scale_lr.base_batch_size={images}'
     )
