@@ -16,12 +16,12 @@ from typing import Any
 from mmvttt.arguments import check_choice
 from mmvttt.checkpoints.atomic_write import replacing
 from mmvttt.errors import DataError
-from mmvttt.pictures import open_image
+from mmvttt.pictures import SUFFIXES, open_image
 from mmvttt.text import listed, shown
 
 from .formats import ANNOTATIONS, FORMATS
 from .formats.maps import write_map
-from .parts import copies, held_out, part_of
+from .parts import held_out, part_of
 from .reading import Picture, Reading
 from .text_files import read_lines
 from .tree import MARK, Tree
@@ -122,13 +122,10 @@ def _chosen(tree: Tree, format: str | None) -> Reading:
         text = f': {"; ".join(lacks[:2])}{more}' if lacks else ''
         texts.append(f'{reading.format} (--format {name}), {reading.evidence or "nothing"}{text}')
     if not texts:
-        texts = [
-            f'nothing annotates its {len(tree.images)} pictures; {len(tree.files)} files: '
-            f'{_suffixes(tree.files)}'
-        ]
-        texts += [
-            f'{path!r} is left out, because {why}' for path, why in [*tree.left_out.items()][:2]
-        ]
+        texts = [f'no format is that of its {len(tree.images)} pictures ({_suffixes(tree.files)})']
+        if lists := tree.naming('.csv', '.tsv', '.json', '.jsonl', '.xml', '.txt'):
+            texts.append(f'{lists[0]!r} names the pictures: export COCO, YOLO or Pascal VOC')
+        texts += [f'{path!r}: {why}' for path, why in [*tree.left_out.items()][:2]]
     what = 'is explained by several formats' if len(explain) > 1 else 'is in none of the formats'
     raise DataError(
         f'{shown(os.fspath(tree.root))!r} {what} that are read ({", ".join(FORMATS)}): '
@@ -159,7 +156,7 @@ def _usable(tree: Tree, reading: Reading) -> tuple[dict[str, Picture], dict[str,
             picture.image.update(size)
             continue
         del pictures[inner]
-    broken |= {path: why for path, why in tree.left_out.items() if tree.is_image(path)}
+    broken |= {path: why for path, why in tree.left_out.items() if path.lower().endswith(SUFFIXES)}
     reading.left_out |= broken
     faults = [f'{path}: {why}' for path, why in broken.items()]
     total = len(pictures) + len(broken)
@@ -172,12 +169,14 @@ def _usable(tree: Tree, reading: Reading) -> tuple[dict[str, Picture], dict[str,
         )
     # The same file by two ways of links, and files of the same bytes.
     real: dict[str, str] = {}
-    for inner in [*pictures]:
-        former = real.setdefault(os.path.realpath(tree.root / inner), inner)
-        if former != inner:
-            reading.left_out[inner] = f'it is {former!r} by another way'
+    paths = {i: os.path.realpath(tree.path(i)) for i in pictures if tree.has_links}
+    for inner in sorted(paths, key=lambda inner: not paths[inner].endswith(f'/{inner}')):
+        if real.setdefault(paths[inner], inner) != inner:
+            reading.left_out[inner] = 'it is another one of these by a link'
             del pictures[inner]
-    return pictures, copies(tree.root, [*pictures])
+    copied = tree.copies(pictures)
+    tree.remember()
+    return pictures, copied
 
 
 def _divide(
@@ -220,8 +219,7 @@ def _divide(
         data.val, data.split = [p for p in rest if p.inner in val], True
         data.notes.append(
             f'no validation part: {len(data.val)} of {len(rest)} pictures are held out, about a '
-            'fifth of each class; copies of one picture (.rf.) and neighbouring frames of '
-            'numbered names stay together'
+            'fifth of each class; copies of a picture and neighbouring frames stay together'
         )
     learned = {copied[p.inner] for p in data.train}
     if both := [p.inner for p in data.val if copied[p.inner] in learned]:
@@ -230,7 +228,10 @@ def _divide(
             f'results say nothing about others: {listed(both, 3)}'
         )
     meanings: dict[str, dict[str, str]] = defaultdict(dict)
+    twice = {first for first, number in Counter(copied.values()).items() if number > 1}
     for picture in [*data.train, *data.val] if reading.task != 'maps' else ():
+        if copied[picture.inner] not in twice:
+            continue
         meaning = sorted((o['category'], [round(n) for n in o['bbox']]) for o in picture.objects)
         first = copied[picture.inner]
         meanings[first].setdefault(repr(meaning or picture.target), picture.inner)
@@ -298,6 +299,9 @@ def _settle(data: OwnFolder, reading: Reading) -> None:
         present = {o['category'] for p in pictures for o in p.objects}
         if absent := [name for name in classes if name not in present]:
             data.notes.append(f'classes without an object are left out: {listed(absent)}')
+    else:
+        present = {p.target for p in pictures}
+    if data.task != 'maps':
         classes = [name for name in classes if name in present]
     data.classes, data.lookup = tuple(classes), reading.lookup
     if not classes or not data.train or not data.val:
@@ -310,7 +314,7 @@ def _settle(data: OwnFolder, reading: Reading) -> None:
 
 def _unused(data: OwnFolder, tree: Tree, reading: Reading) -> list[tuple[str, str]]:
     """What is left out, and why: every file that is neither a picture of the data nor read."""
-    used = {p.inner for p in [*data.train, *data.val]} | reading.used
+    used = {p.inner for p in [*data.train, *data.val]} | (reading.used - {*reading.broken})
     reasons = {**tree.left_out, **reading.left_out}
     for inner in tree.files:
         if inner not in used:
@@ -325,14 +329,14 @@ def _summary(left_out: list[tuple[str, str]]) -> list[str]:
     for inner, why in left_out:
         reasons[why].append(inner)
     return [
-        f'left out: {len(inners)} files ({_suffixes(inners)}), {why}: {listed(inners, 2)}'
+        f'left out: {_suffixes(inners)}, {why}: {listed(inners, 2)}'
         for why, inners in sorted(reasons.items(), key=lambda item: -len(item[1]))[:12]
     ]
 
 
 def _suffixes(files: list[str]) -> str:
     counts = Counter(os.path.splitext(inner)[1] or 'no suffix' for inner in files)
-    return ', '.join(f'{count} {shown(suffix, 20)}' for suffix, count in counts.most_common(4))
+    return ', '.join(f'{count} × {shown(suffix, 20)}' for suffix, count in counts.most_common(4))
 
 
 def _unpacked(archive: Path, work_dir: Path | None) -> Path:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 _WORDS = {
     **dict.fromkeys(('train', 'training', 'tr'), 'train'),
@@ -32,20 +30,6 @@ def part_of(path: str) -> str:
         if len(rest) == 1 and rest[0] in _WORDS:
             return _WORDS[rest[0]]
     return ''
-
-
-def copies(root: Path, images: Sequence[str]) -> dict[str, str]:
-    """For each picture the first with the same bytes."""
-    sizes = defaultdict(list)
-    for inner in images:
-        sizes[os.path.getsize(root / inner)].append(inner)
-    first: dict[str, str] = {inner: inner for inner in images}
-    for alike in sizes.values():
-        digests: dict[bytes, str] = {}
-        for inner in alike if len(alike) > 1 else ():
-            digest = hashlib.sha256((root / inner).read_bytes()).digest()
-            first[inner] = digests.setdefault(digest, inner)
-    return first
 
 
 def held_out(

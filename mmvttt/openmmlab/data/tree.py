@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import re
@@ -20,6 +22,7 @@ from mmvttt.text import listed
 from .findings import Scope
 from .images import decoded, glance
 from .parts import part_of
+from .text_files import read_json
 
 # A folder with this file is a work directory; mmengine's are called work_dirs.
 MARK = 'mmvttt_pictures.json'
@@ -53,10 +56,16 @@ class Tree:
 
     def __init__(self, root: Path, work_dir: Path | None = None) -> None:
         self.root, self.work_dir = root, work_dir
+        self._top = os.fspath(root)
         self.left_out: dict[str, str] = {}
         self._contents: dict[str, Any] = {}
         self._facts: dict[str, dict[str, Any]] = {}
+        self._remembered: dict[str, Any] = {}
+        if work_dir and (work_dir / MARK).is_file():
+            with contextlib.suppress(DataError):
+                self._remembered = read_json(work_dir / MARK) or {}
         self._linked: set[str] = set()
+        self.has_links = False
         self.files = sorted(self._walk(''))
         self.images = [inner for inner in self.files if self._is_picture(inner)]
         self._parts: dict[str, tuple[str, ...]] = {}
@@ -67,26 +76,32 @@ class Tree:
                 self._named[name].append(inner)
         self.folders = {parts[:-1] for parts in self._parts.values()}
 
+    def path(self, inner: str) -> str:
+        """The whole path of a file."""
+        return f'{self._top}/{inner}'
+
     def _walk(self, folder: str) -> Iterable[str]:
-        with os.scandir(self.root / folder) as entries:
+        with os.scandir(self.path(folder)) as entries:
             listing = sorted(entries, key=lambda entry: entry.name)
         if folder and any(entry.name == MARK for entry in listing):
             return
+        work = os.fspath(self.work_dir) if self.work_dir else None
         for entry in listing:
             inner = f'{folder}/{entry.name}' if folder else entry.name
+            self.has_links |= entry.is_symlink()
             if entry.name.startswith('.') or entry.name in ('__MACOSX', 'work_dirs'):
                 continue
             if not _is_text(entry.name) or '\n' in entry.name or '\r' in entry.name:
                 self.left_out[inner] = 'its name is not UTF-8, or has a line break: rename it'
             elif entry.is_dir():
-                if self.work_dir == self.root / inner:
+                if work == self.path(inner):
                     continue
                 if entry.is_symlink():
                     target = os.path.realpath(entry.path)
                     # Around in a circle, or a second time.
                     if (
                         target in self._linked
-                        or f'{os.path.realpath(self.root / folder)}/'.startswith(f'{target}/')
+                        or f'{os.path.realpath(self.path(folder))}/'.startswith(f'{target}/')
                     ):
                         continue
                     self._linked.add(target)
@@ -99,16 +114,16 @@ class Tree:
         if suffix in SUFFIXES or suffix in _TEXTS:
             return suffix in SUFFIXES
         try:
-            with open(self.root / inner, 'rb') as file:
+            with open(self.path(inner), 'rb') as file:
                 return file.read(8).startswith(_MAGIC)
         except OSError:
             return False
 
-    def content(self, inner: str, read: Callable[[Path], Any]) -> Any:
+    def content(self, inner: str, read: Callable[[str], Any]) -> Any:
         """What `read` makes of a file, once; None if it raises a DataError, which is noted."""
         if inner not in self._contents:
             try:
-                self._contents[inner] = read(self.root / inner)
+                self._contents[inner] = read(self.path(inner))
             except DataError as error:
                 self._contents[inner] = None
                 self.left_out[inner] = str(error)
@@ -132,7 +147,7 @@ class Tree:
         """The text files that name several pictures, in their first 64 KiB."""
         sources = []
         for source in self.having(*suffixes):
-            with open(self.root / source, 'rb') as file:
+            with open(self.path(source), 'rb') as file:
                 words = re.split(r'[\s"\',;:<>/|]+', file.read(2**16).decode(errors='replace'))
             if sum(word in self._named for word in {*words} if '.' in word) > 1:
                 sources.append(source)
@@ -206,43 +221,51 @@ class Tree:
         for start in range(len(parts)):
             for base in dict.fromkeys((folder, '')):
                 inner = '/'.join([*filter(None, [base]), *parts[start:]])
-                if os.path.exists(self.root / inner):
+                if os.path.exists(self.path(inner)):
                     return inner
         return None
 
     def facts(self, images: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Size and `problem` of pictures, remembered by path, size and time in the work folder."""
-        images = [inner for inner in dict.fromkeys(images) if inner not in self._facts]
-        path = self.work_dir / MARK if self.work_dir else None
-        known: dict[str, Any] = {}
-        if images and path and path.is_file():
-            try:
-                known = json.loads(path.read_text(encoding='utf-8'))
-            except ValueError:
-                known = {}
-        stats = {inner: os.stat(self.root / inner) for inner in images}
-        keys = {i: f'{s.st_size} {s.st_mtime_ns} {s.st_ino}' for i, s in stats.items()}
         new = []
-        for inner in images:
-            entry = known.get(os.fspath(self.root / inner))
-            if isinstance(entry, dict) and entry.get('key') == keys[inner]:
+        for inner in dict.fromkeys(images):
+            if inner not in self._facts:
+                state = os.stat(self.path(inner))
+                key = [state.st_size, state.st_mtime_ns, state.st_ino]
+                entry = self._remembered.get(self.path(inner))
+                if not isinstance(entry, dict) or entry.get('key') != key:
+                    new.append(inner)
+                    entry = dict(key=key)
                 self._facts[inner] = entry
-            else:
-                new.append(inner)
-        paths = [os.fspath(self.root / inner) for inner in new]
-        for inner, seen in zip(new, decoded(glance, paths, Scope(False, True)), strict=True):
+        paths = list(map(self.path, new))
+        looks = decoded(glance, paths, Scope(False, True)) if new else ()
+        for inner, seen in zip(new, looks, strict=True):
             height, width = seen.size or (0, 0)
             problem = seen.problem or (None if seen.size else 'too large images')
-            self._facts[inner] = dict(key=keys[inner], height=height, width=width, problem=problem)
-        if new and path and self.work_dir:
-            known |= {os.fspath(self.root / i): self._facts[i] for i in new}
-            with replacing(path) as partial:
-                partial.write_text(json.dumps(known), encoding='utf-8')
+            self._facts[inner].update(height=height, width=width, problem=problem)
         return self._facts
+
+    def copies(self, images: Iterable[str]) -> dict[str, str]:
+        """For each picture the first of those with the same bytes."""
+        facts = self.facts(images := list(images))
+        sizes = Counter(facts[inner]['key'][0] for inner in images)
+        first: dict[Any, str] = {}
+        for inner in images:
+            entry = facts[inner]
+            if sizes[entry['key'][0]] > 1 and 'digest' not in entry:
+                entry['digest'] = hashlib.sha256(Path(self.path(inner)).read_bytes()).hexdigest()
+        return {i: first.setdefault(facts[i].get('digest', i), i) for i in images}
+
+    def remember(self) -> None:
+        """Writes the facts into the work directory, if there is one, for the next time."""
+        facts = self._remembered | {self.path(inner): entry for inner, entry in self._facts.items()}
+        if self.work_dir and facts != self._remembered:
+            with replacing(self.work_dir / MARK) as partial:
+                partial.write_text(json.dumps(facts), encoding='utf-8')
 
     def size(self, inner: str) -> dict[str, int]:
         """Height and width of a picture, upright; 0 if it cannot be read."""
-        entry = self.facts([inner])[inner]
+        entry = self._facts.get(inner) or self.facts([inner])[inner]
         return dict(height=entry['height'], width=entry['width'])
 
 

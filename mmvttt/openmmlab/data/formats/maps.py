@@ -72,7 +72,7 @@ def read(tree: Tree) -> Reading:
     pairs = _pairs(tree, reading, photos, maps) if photos else {}
     if not pairs or reading.lacks:
         return reading
-    paths = [os.fspath(tree.root / source) for source in pairs.values()]
+    paths = [tree.path(source) for source in pairs.values()]
     counts: Counter[int] = Counter()
     coloured, lossy = set(), []
     looks = decoded(_look, paths, Scope(False, True))
@@ -80,7 +80,7 @@ def read(tree: Tree) -> Reading:
         reading.used.add(source)
         if pixels is None:
             reading.broken[source] = 'it is not an image'
-            reading.left_out[inner] = f'its label map {source!r} cannot be read'
+            reading.left_out[inner] = 'its label map cannot be read'
             continue
         counts.update(pixels.counts)
         coloured.add(pixels.coloured)
@@ -118,7 +118,7 @@ def _kinds(tree: Tree) -> tuple[list[str], list[str]]:
     plain: list[tuple[float, list[str]]] = []
     colours, photos = [], []
     for images in merged.values():
-        looks = [_look(os.fspath(tree.root / inner)) for inner in spread(images, each)]
+        looks = [_look(tree.path(inner)) for inner in spread(images, each)]
         whole = [look for look in looks if look is not None]
         flat = float(np.median([look.flat for look in whole])) if whole else 0.0
         if flat < _FLAT or any(look.coloured and len(look.counts) > _MOST for look in whole):

@@ -59,7 +59,7 @@ def _add(tree: Tree, reading: Reading, folder: str, roots: dict[str, Element]) -
             objects = [_object(item) for item in root.iter('object')]
         except ValueError as error:
             reading.broken[source] = str(error)
-            reading.left_out[inner] = f'its label {source!r} cannot be read'
+            reading.left_out[inner] = 'its label cannot be read'
             continue
         image = dict(height=height, width=width) if height and width else {}
         reading.add(tree, inner, part_of(inner), objects, image=image)

@@ -91,11 +91,11 @@ def _read_labels(
     for inner, source in pairs.items():
         reading.used.add(source)
         try:
-            rows[inner] = _rows(read_text(tree.root / source), names)
+            rows[inner] = _rows(read_text(tree.path(source)), names)
         except ValueError as error:
             reading.broken[source] = str(error)
             images.discard(inner)
-            reading.left_out.setdefault(inner, f'its label {source!r} cannot be read')
+            reading.left_out.setdefault(inner, 'its label cannot be read')
     if pairs and not rows:
         source, why = next(iter(reading.broken.items()))
         reading.lacks.append(f'no label is in its format ({source!r}: {why})')
@@ -119,9 +119,9 @@ def _read_labels(
         size = tree.size(inner)
         groups = rows.get(inner, {})
         wrong = [w for w in groups if shape is None and w != 5 and (w < 7 or w % 2 == 0)]
-        if wrong and not reading.lacks:
+        if wrong:
             reading.broken[pairs[inner]] = f'{wrong[0]} numbers in a line: neither box nor polygon'
-            reading.left_out.setdefault(inner, f'its label {pairs[inner]!r} cannot be read')
+            reading.left_out.setdefault(inner, 'its label cannot be read')
             continue
         objects = [o for group in groups.values() for o in _objects(group, names, size, shape)]
         reading.add(tree, inner, part_of(inner), objects, image=size)
@@ -178,7 +178,7 @@ def _images_of(tree: Tree, reading: Reading, entry: str, folder: str) -> set[str
     inner = tree.locate(entry, folder)
     if inner is None or tree.is_image(inner):
         return None if inner is None else {inner}
-    if os.path.isdir(tree.root / inner):
+    if os.path.isdir(tree.path(inner)):
         return {image for image in tree.images if image.startswith(f'{inner}/' if inner else '')}
     if not inner.endswith('.txt') or inner in reading.used:
         return set()
