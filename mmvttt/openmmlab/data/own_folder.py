@@ -29,6 +29,7 @@ from .write_coco import coco_json
 
 # The share of pictures that may be left out because they or their labels cannot be read.
 _BROKEN = 0.1
+_SIDES = 'height', 'width'
 
 
 @dataclass
@@ -85,77 +86,59 @@ def read_folder(
     if root.is_file() and zipfile.is_zipfile(root):
         root = _unpacked(root, work)
     if not root.is_dir():
-        raise DataError(f'there is no folder {shown(os.fspath(root))!r}')
+        raise DataError(f'there is no folder {shown(root)!r}')
     tree = Tree(root, work)
     reading = _chosen(tree, format)
     pictures, copied = _usable(tree, reading)
     data = OwnFolder(root, reading.format, reading.task, notes=reading.notes)
     _divide(data, tree, reading, pictures, copied)
     _settle(data, reading)
-    data.left_out = _unused(data, tree, reading)
-    data.notes = [shown(note, 400) for note in [*data.notes, *_summary(data.left_out)]]
+    _account(data, tree, reading)
     return data
 
 
 def _chosen(tree: Tree, format: str | None) -> Reading:
     """What the one format that explains the folder has found."""
-    names = [format] if format else [*ANNOTATIONS]
-    readings = {name: FORMATS[name](tree) for name in names}
-    explain = {name: r for name, r in readings.items() if r.pictures and not r.lacks}
+    readings = {name: FORMATS[name](tree) for name in ([format] if format else ANNOTATIONS)}
     if not format:
-        readings['maps'] = maps = FORMATS['maps'](tree)
-        # Maps without a list of names are what remains of pictures that are annotated otherwise.
-        if maps.pictures and not maps.lacks and (not explain or _named(maps)):
-            explain['maps'] = maps
-        if not explain and not any(r.evidence for r in readings.values()):
-            readings['classes'] = classes = FORMATS['classes'](tree)
-            if classes.pictures and not classes.lacks:
-                explain['classes'] = classes
+        maps = FORMATS['maps'](tree)
+        # Maps whose numbers have no names are what remains of pictures annotated otherwise.
+        if maps.named or not any(r.explains for r in readings.values()):
+            readings['maps'] = maps
+        if not any(r.evidence for r in readings.values()):
+            readings['classes'] = FORMATS['classes'](tree)
+        for reading in readings.values():
+            reading.lacks += reading.doubts
+    explain = {name: reading for name, reading in readings.items() if reading.explains}
     if len(explain) == 1:
         return next(iter(explain.values()))
     # An error lists what each format has found, and what it lacks.
     near = explain or {name: r for name, r in readings.items() if r.evidence or format}
-    texts = []
-    for name, reading in near.items():
-        lacks = reading.lacks or ([] if reading.pictures else ['no picture is annotated'])
-        more = f' ({len(lacks)} such faults)' if len(lacks) > 2 else ''
-        text = f': {"; ".join(lacks[:2])}{more}' if lacks else ''
-        texts.append(f'{reading.format} (--format {name}), {reading.evidence or "nothing"}{text}')
+    texts = [f'{r.format} (--format {name}): {r.summary}' for name, r in near.items()]
     if not texts:
         texts = [f'no format is that of its {len(tree.images)} pictures ({_suffixes(tree.files)})']
         if lists := tree.naming('.csv', '.tsv', '.json', '.jsonl', '.xml', '.txt'):
             texts.append(f'{lists[0]!r} names the pictures: export COCO, YOLO or Pascal VOC')
         texts += [f'{path!r}: {why}' for path, why in [*tree.left_out.items()][:2]]
-    what = 'is explained by several formats' if len(explain) > 1 else 'is in none of the formats'
+    what = 'is explained by several formats' if explain else 'is in none of the formats'
     raise DataError(
-        f'{shown(os.fspath(tree.root))!r} {what} that are read ({", ".join(FORMATS)}): '
+        f'{shown(tree.root)!r} {what} that are read ({", ".join(FORMATS)}): '
         + shown('. '.join(texts))
-    )
-
-
-def _named(maps: Reading) -> bool:
-    return bool(maps.used - {os.fspath(p.target) for p in maps.pictures.values()}) and bool(
-        [name for name in maps.classes if not name.startswith('class ')]
     )
 
 
 def _usable(tree: Tree, reading: Reading) -> tuple[dict[str, Picture], dict[str, str]]:
     """The pictures that can be read and are as large as annotated, and of each its first copy."""
-    pictures, broken = dict(reading.pictures), dict(reading.broken)
-    facts = tree.facts(pictures)
+    broken, facts = dict(reading.broken), tree.facts(reading.pictures)
     for inner, picture in reading.pictures.items():
-        entry = facts[inner]
-        size = {key: entry[key] for key in ('height', 'width')}
-        noted = {key: int(picture.image.get(key) or 0) for key in size}
-        if entry['problem']:
-            broken[inner] = f'it is among the {entry["problem"]}'
+        size, noted = tree.size(inner), {k: int(picture.image.get(k) or 0) for k in _SIDES}
+        if problem := facts[inner]['problem']:
+            broken[inner] = f'it is among the {problem}'
         elif all(noted.values()) and noted != size:
             texts = (f'{s["width"]}x{s["height"]}' for s in (noted, size))
             broken[inner] = 'its size is annotated as {}, and it has {}'.format(*texts)
-        else:
-            picture.image.update(size)
-            continue
-        del pictures[inner]
+        picture.image.update(size)
+    pictures = {inner: p for inner, p in reading.pictures.items() if inner not in broken}
     broken |= {path: why for path, why in tree.left_out.items() if path.lower().endswith(SUFFIXES)}
     reading.left_out |= broken
     faults = [f'{path}: {why}' for path, why in broken.items()]
@@ -165,7 +148,7 @@ def _usable(tree: Tree, reading: Reading) -> tuple[dict[str, Picture], dict[str,
         raise DataError(
             f'{len(broken)} of {total} pictures or labels ({reading.format}) cannot be read: '
             f'{shown("; ".join(faults[:5]), 1200)}{more}. Correct them, or move them out of '
-            f'{shown(os.fspath(tree.root))!r}'
+            f'{shown(tree.root)!r}'
         )
     # The same file by two ways of links, and files of the same bytes.
     real: dict[str, str] = {}
@@ -190,31 +173,26 @@ def _divide(
     listing = reading.listed or _lists(tree, reading, pictures)
     if listing:
         train, val = listing.get('train', set()), listing.get('val', set())
-        # Where all are validated that are trained, a part is held out.
-        listing['train'], listing['val'] = (
-            (train - val, val) if train - val else (train | val, set())
-        )
-        if 'val' not in reading.listed and not val:
-            listing['val'] = {i for i, p in pictures.items() if p.part == 'val'} - train
-        for inner, picture in pictures.items():
-            part = next((p for p in ('val', 'train', 'test') if inner in listing.get(p, ())), None)
-            if part is None:
-                reading.left_out.setdefault(inner, 'no list names it')
-            picture.part = part or 'none'
-    elif {'train', 'val'} & {p.part for p in pictures.values()}:
-        for inner, picture in pictures.items():
-            if not picture.part:
-                reading.left_out.setdefault(inner, 'it is in none of the parts')
-                picture.part = 'none'
+        if not val and 'val' not in reading.listed:
+            val = {inner for inner, p in pictures.items() if p.part == 'val'} - train
+        # Where all that are trained are validated, a part is held out.
+        listing |= dict(train=train - val, val=val) if train - val else dict(train=val, val=set())
+    parted = bool(listing) or bool({'train', 'val'} & {p.part for p in pictures.values()})
     for inner, picture in pictures.items():
-        if picture.part == 'test':
+        if listing:
+            parts = (p for p in ('val', 'train', 'test') if inner in listing.get(p, ()))
+            picture.part = next(parts, '')
+        if parted and not picture.part:
+            why = 'no list names it' if listing else 'it is in none of the parts'
+            reading.left_out.setdefault(inner, why)
+        elif picture.part == 'test':
             reading.left_out.setdefault(inner, 'it is in the test part')
-    rest = [p for p in pictures.values() if p.part not in ('test', 'none')]
+    rest = [p for p in pictures.values() if p.part != 'test' and (p.part or not parted)]
     data.val = [p for p in rest if p.part == 'val']
     data.train = [p for p in rest if p.part != 'val']
     if not data.val or not data.train:
         rest.sort(key=lambda picture: picture.inner)
-        val = held_out([p.inner for p in rest], [p.classes - {None} for p in rest], copied)
+        val = held_out([p.inner for p in rest], [p.classes for p in rest], copied)
         data.train = [p for p in rest if p.inner not in val]
         data.val, data.split = [p for p in rest if p.inner in val], True
         data.notes.append(
@@ -228,13 +206,11 @@ def _divide(
             f'results say nothing about others: {listed(both, 3)}'
         )
     meanings: dict[str, dict[str, str]] = defaultdict(dict)
-    twice = {first for first, number in Counter(copied.values()).items() if number > 1}
-    for picture in [*data.train, *data.val] if reading.task != 'maps' else ():
-        if copied[picture.inner] not in twice:
-            continue
-        meaning = sorted((o['category'], [round(n) for n in o['bbox']]) for o in picture.objects)
-        first = copied[picture.inner]
-        meanings[first].setdefault(repr(meaning or picture.target), picture.inner)
+    counts = Counter(copied.values())
+    for p in [*data.train, *data.val] if reading.task != 'maps' else ():
+        if counts[copied[p.inner]] > 1:
+            meaning = sorted((o['category'], list(map(round, o['bbox']))) for o in p.objects)
+            meanings[copied[p.inner]].setdefault(repr(meaning or p.target), p.inner)
     if unlike := [list(inners.values()) for inners in meanings.values() if len(inners) > 1]:
         data.notes.append(
             f'{len(unlike)} pictures are the same file twice with different annotations, which '
@@ -244,45 +220,18 @@ def _divide(
 
 def _lists(tree: Tree, reading: Reading, pictures: dict[str, Picture]) -> dict[str, set[str]]:
     """The pictures of each part in lists such as train.txt or ImageSets/Main/val.txt."""
-    by_end: dict[str, list[str]] = defaultdict(list)
-    for inner in pictures:
-        name = inner.rpartition('/')[2]
-        for key in {name, name.rpartition('.')[0]}:
-            by_end[key].append(inner)
     lists: dict[str, set[str]] = defaultdict(set)
-    sources: set[str] = set()
     for source in tree.having('.txt'):
-        folder, _, name = source.rpartition('/')
-        folders = folder.split('/')
-        part = part_of(name[:-4])
+        *folders, name = source.split('/')
         other = 'ImageSets' in folders and folders[-1] != (reading.sets or folders[-1])
-        if not part or other or source in reading.used:
+        if not (part := part_of(name[:-4])) or other or source in reading.used:
             continue
-        named = [_listed_picture(line, by_end) for line in tree.content(source, read_lines) or ()]
-        names = {inner for inner in named if inner}
+        lines = tree.content(source, read_lines) or []
+        named = [tree.named(line, pictures) for line in lines]
         if sum(map(bool, named)) > len(named) / 2:
-            lists[part] |= names
-            sources.add(source)
-    reading.used |= sources
+            lists[part] |= {inner for inner in named if inner}
+            reading.used.add(source)
     return lists
-
-
-def _listed_picture(line: str, by_end: dict[str, list[str]]) -> str | None:
-    """The one picture whose path ends as the line, or as its first word."""
-    for text in dict.fromkeys((line, line.split()[0])):
-        parts = [part for part in text.split('/') if part not in ('', '.', '..')]
-        options = by_end.get(parts[-1], ()) if parts else ()
-        for start in range(len(parts)):
-            end = '/'.join(parts[start:])
-            fitting = [
-                inner
-                for inner in options
-                if f'/{inner}'.endswith(f'/{end}')
-                or f'/{inner.rpartition(".")[0]}'.endswith(f'/{end}')
-            ]
-            if len(fitting) == 1:
-                return fitting[0]
-    return None
 
 
 def _settle(data: OwnFolder, reading: Reading) -> None:
@@ -306,32 +255,27 @@ def _settle(data: OwnFolder, reading: Reading) -> None:
     data.classes, data.lookup = tuple(classes), reading.lookup
     if not classes or not data.train or not data.val:
         raise DataError(
-            f'{shown(os.fspath(data.root))!r} ({data.format}) needs pictures to train (there are '
+            f'{shown(data.root)!r} ({data.format}) needs pictures to train (there are '
             f'{len(data.train)}), pictures to validate ({len(data.val)}), and annotated classes '
             f'({len(classes)}). {" ".join(shown(note, 300) for note in data.notes[:3])}'
         )
 
 
-def _unused(data: OwnFolder, tree: Tree, reading: Reading) -> list[tuple[str, str]]:
-    """What is left out, and why: every file that is neither a picture of the data nor read."""
+def _account(data: OwnFolder, tree: Tree, reading: Reading) -> None:
+    """Says of every file that is neither a picture of the data nor read why it is left out."""
     used = {p.inner for p in [*data.train, *data.val]} | (reading.used - {*reading.broken})
-    reasons = {**tree.left_out, **reading.left_out}
-    for inner in tree.files:
-        if inner not in used:
-            kind = 'nothing annotates it' if tree.is_image(inner) else 'nothing reads it'
-            reasons.setdefault(inner, kind)
-    return sorted((inner, why) for inner, why in reasons.items() if inner not in used)
-
-
-def _summary(left_out: list[tuple[str, str]]) -> list[str]:
-    """A line for each reason."""
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for inner, why in left_out:
-        reasons[why].append(inner)
-    return [
+    kinds = {True: 'nothing annotates it', False: 'nothing reads it'}
+    reasons = {inner: kinds[tree.is_image(inner)] for inner in tree.files}
+    reasons |= tree.left_out | reading.left_out
+    data.left_out = sorted((inner, why) for inner, why in reasons.items() if inner not in used)
+    groups: dict[str, list[str]] = defaultdict(list)
+    for inner, why in data.left_out:
+        groups[why].append(inner)
+    data.notes += [
         f'left out: {_suffixes(inners)}, {why}: {listed(inners, 2)}'
-        for why, inners in sorted(reasons.items(), key=lambda item: -len(item[1]))[:12]
+        for why, inners in sorted(groups.items(), key=lambda item: -len(item[1]))[:12]
     ]
+    data.notes = [shown(note, 400) for note in data.notes]
 
 
 def _suffixes(files: list[str]) -> str:
@@ -378,7 +322,8 @@ def as_plan(data: OwnFolder) -> dict[str, Any]:
     folder = None
     for part, members in (('train', data.train), ('val', data.val)):
         for p in members:
-            entry: dict[str, Any] = dict(path=p.inner, part=part, **_sizes(p))
+            entry: dict[str, Any] = dict(path=p.inner, part=part)
+            entry |= {side: p.image[side] for side in _SIDES}
             if data.task == 'classes':
                 entry['class'] = p.target
             elif data.task == 'maps':
@@ -398,10 +343,6 @@ def as_plan(data: OwnFolder) -> dict[str, Any]:
         pictures=pictures, split=data.split, notes=list(data.notes),
         left_out=[dict(path=path, why=why) for path, why in data.left_out],
     )  # fmt: skip
-
-
-def _sizes(picture: Picture) -> dict[str, int]:
-    return {key: picture.image[key] for key in ('height', 'width')}
 
 
 def _converts(data: OwnFolder, picture: Picture) -> bool:

@@ -42,6 +42,8 @@ class Reading:
         listed: The pictures of each part, where the format's own files name them.
         sets: The folder below ImageSets whose lists count.
         lookup: Class numbers by the numbers (or colours) in label maps, if they are others.
+        named: Whether a list names the numbers in label maps.
+        doubts: What speaks against the format, unless it is asked for.
     """
 
     format: str
@@ -57,6 +59,20 @@ class Reading:
     listed: dict[str, set[str]] = field(default_factory=dict)
     sets: str = ''
     lookup: dict[Any, int] = field(default_factory=dict)
+    named: bool = False
+    doubts: list[str] = field(default_factory=list)
+
+    @property
+    def explains(self) -> bool:
+        """Whether the folder can be read so."""
+        return bool(self.pictures) and not self.lacks
+
+    @property
+    def summary(self) -> str:
+        """What is there, and what is missing."""
+        lacks = self.lacks or ([] if self.pictures else ['no picture is annotated'])
+        more = f' ({len(lacks)} such faults)' if len(lacks) > 2 else ''
+        return '; '.join([self.evidence or 'nothing of it', *lacks[:2]]) + more
 
     def add(self, tree: Tree, inner: str, part: str, objects: Iterable[dict], **more: Any) -> None:
         """Adds objects to a picture, which is made at its first ones."""

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -223,6 +223,16 @@ class Tree:
                 inner = '/'.join([*filter(None, [base]), *parts[start:]])
                 if os.path.exists(self.path(inner)):
                     return inner
+        return None
+
+    def named(self, line: str, among: Container[str]) -> str | None:
+        """The one picture whose path ends as a list's line, or as its first word."""
+        for text in dict.fromkeys((line, line.split()[0])):
+            parts = _components(text)
+            for start in range(len(parts)):
+                options = [i for i in self._ending(parts[start:]).values() if i and i in among]
+                if len(options) == 1:
+                    return options[0]
         return None
 
     def facts(self, images: Iterable[str]) -> dict[str, dict[str, Any]]:

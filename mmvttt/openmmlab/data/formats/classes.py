@@ -41,9 +41,9 @@ def read(tree: Tree) -> Reading:
         return reading
     reading.evidence = f'{len(reading.classes)} folders of pictures'
     if roles := [name for name in reading.classes if name.lower() in _ROLES]:
-        reading.lacks.append(f'the folder {roles[0]!r} is hardly a class')
+        reading.doubts.append(f'the folder {roles[0]!r} is hardly a class')
     if lists := tree.naming('.csv', '.tsv', '.json', '.jsonl', '.xml'):
-        reading.lacks.append(f'{lists[0]!r} names the pictures, and may annotate them')
+        reading.doubts.append(f'{lists[0]!r} names the pictures, and may annotate them')
     if unread := [source for source in tree.left_out if source.endswith(('.json', '.xml'))]:
-        reading.lacks.append(f'{unread[0]!r}, which may annotate the pictures, cannot be read')
+        reading.doubts.append(f'{unread[0]!r}, which may annotate the pictures, cannot be read')
     return reading

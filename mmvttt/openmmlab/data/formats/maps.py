@@ -115,25 +115,27 @@ def _kinds(tree: Tree) -> tuple[list[str], list[str]]:
     if len(merged) > _KINDS:
         return [], []
     each = min(_LOOKED_AT, max(1, _KINDS // len(merged))) if merged else 0
-    plain: list[tuple[float, list[str]]] = []
-    colours, photos = [], []
+    # Greys of many levels are masks with soft edges if there is nothing but them and pictures.
+    parts = {part_of(folder) for folder, *_ in merged}
+    numbers, colours, photos = [], [], []
     for images in merged.values():
         looks = [_look(tree.path(inner)) for inner in spread(images, each)]
         whole = [look for look in looks if look is not None]
         flat = float(np.median([look.flat for look in whole])) if whole else 0.0
-        if flat < _FLAT or any(look.coloured and len(look.counts) > _MOST for look in whole):
+        many = any(len(look.counts) > _MOST for look in whole)
+        coloured = any(look.coloured for look in whole)
+        if flat < _FLAT or (many and (coloured or len(merged) > 2 * len(parts))):
             photos += images
-        elif any(look.coloured for look in whole):
+        elif coloured:
             colours += images
         else:
-            plain.append((flat, images))
-    plain.sort()
-    if not photos and plain:
-        # Pictures of few colours, or of one channel and less even than the others.
-        photos, colours = colours, []
-        if not photos and plain[0][0] < plain[-1][0] - 0.05:
-            photos = plain.pop(0)[1]
-    return photos, [inner for _, images in plain for inner in images] or colours
+            numbers.append((many, images))
+    if not photos:
+        # Drawings in few colours, or radiographs, which have many levels of grey.
+        photos = colours or [inner for many, images in numbers if many for inner in images]
+        numbers = [(many, images) for many, images in numbers if colours or not many]
+        colours = []
+    return photos, [inner for _, images in numbers for inner in images] or colours
 
 
 def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> dict[str, str]:
@@ -148,6 +150,7 @@ def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> 
         for core in {name, name.removesuffix(ending)}:
             cores[core].append(inner)
     options: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
+    tree.facts([*photos, *maps])
     for source in maps:
         name = stems[source][-1]
         cuts = [len(name), *(m.start() for m in re.finditer(r'[_\-. ]', name))][::-1]
@@ -158,6 +161,9 @@ def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> 
         best = [inner for n, inner in near if n == max(near)[0]]
         named = [inner for inner in best if {*inner.lower().split('/')} & {'images', 'jpegimages'}]
         inner, *others = named or best
+        if tree.size(inner) != tree.size(source):
+            reading.broken[source] = f'its size is not that of {inner!r}'
+            continue
         if others:
             reading.lacks.append(f'{source!r} may be of {inner!r} or of {others[0]!r}')
             break
@@ -195,6 +201,7 @@ def _shared(one: list[str], other: list[str]) -> int:
 def _name(tree: Tree, reading: Reading, counts: Counter[int], coloured: bool) -> None:
     """Finds the names of the numbers or colours, which must be fewer than a picture's greys."""
     lines = read_names(tree, reading)
+    reading.named = bool(lines)
     # CVAT's labelmap.txt, and tables of name, red, green and blue.
     rows = [re.match(r'(.+?)\s*[:,]\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*(:.*)?$', x) for x in lines]
     table = {row[1]: [int(row[n]) for n in (2, 3, 4)] for row in rows if row}
