@@ -22,7 +22,7 @@ def main() -> None:
     add('--checkpoint', help='file with the weights; default: random ones')
     formats = 'FILE.pt2|.onnx|.xml'
     add('--out', type=cli.new_file, required=True, metavar=formats, help='what to write')
-    cli.add_shape(parser)
+    cli.add_shape(parser, help="size of the pictures; default: those of the config's test")
     help = 'free the batch alone, not height and width'
     add('--fixed-size', action='store_true', help=help)
     help = "a .pt2 in torch's own operators, which needs no ttt_kernels and has no fused kernels"

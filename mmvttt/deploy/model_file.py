@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +72,7 @@ def write_model(
     decompose: bool = False,
     images: Sequence[str | os.PathLike[str]] = (),
     predictions: Compares | None = None,
+    about: Mapping[str, str] | None = None,
 ) -> Iterator[Comparison]:
     """Writes a network and compares the file with it on several batches and sizes.
 
@@ -88,6 +89,7 @@ def write_model(
         images: Photographs to compare on, in place of noise.
         predictions: Compares a network that ends in predictions, for one image of one size;
             photographs are then resized to fit and padded, as they are where the file is used.
+        about: Notes for the file besides the model's.
 
     Raises:
         UsageError: See `export_module`.
@@ -113,6 +115,7 @@ def write_model(
         'model': named.name,
         'image': f'float32 (B, {channels}, H, W), prepared as data_preprocessor',
         **named.notes,
+        **(about or {}),
     }
     names = getattr(network, 'names', None)
     print(f'tracing and translating {named.name}: a minute or more', flush=True)

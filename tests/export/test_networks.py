@@ -1,5 +1,6 @@
 """Boxes, masks and label maps without the toolboxes' loops, compared with their predictions."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from mmvttt.by_name import find_model
 from mmvttt.deploy.runtime import OnnxFile, open_exported
 from mmvttt.errors import UsageError
+from mmvttt.openmmlab.apis import export
 from mmvttt.openmmlab.apis.export import _match, export_model, exportable, predictor
 from mmvttt.openmmlab.apis.predictor import open_model
 from mmvttt.openmmlab.export import file_model
@@ -267,3 +269,44 @@ def test_the_label_map_of_a_mask2former_out_of_onnx(tmp_path: Path) -> None:
     labels, scores = OnnxFile(out)(torch.rand(1, 3, *SIZE))
     assert labels.shape == scores.shape == (1, *SIZE)
     assert labels.dtype == torch.int64
+
+
+def test_a_file_of_another_size_than_the_padding_predicts_as_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures of 90×120 are padded to 96×128, in the model and for the file."""
+    cfg = mask_rcnn()
+    cfg.test_pipeline[1].scale = (120, 90)
+    cfg.test_dataloader.dataset.pipeline = cfg.test_pipeline
+    cfg.dump(tmp_path / 'config.py')
+    model = save_random(cfg, tmp_path / 'w.pth', 'abc')
+    written: dict[str, Any] = {}
+
+    def write(named: Any, network: Any, *args: Any, **options: Any) -> Any:
+        written.update(options['about'], network=network, size=args[2])
+        return iter(())
+
+    monkeypatch.setattr(export, 'write_model', write)
+    named = find_model(str(tmp_path / 'config.py'))
+    list(export_model(named, tmp_path / 'w.pth', 'a.onnx', predictions=True))
+    assert written['size'] == SIZE
+    assert json.loads(written['picture_size']) == [90, 120]
+    assert json.loads(written['classes']) == ['a', 'b', 'c']
+    written['network'].model.load_state_dict(model.state_dict())
+    file = Eager(written['network'], SIZE)
+    file.notes = {key: written[key] for key in ('picture_size', 'classes')}
+    monkeypatch.setattr(file_model, 'open_exported', lambda *_: file)
+    image = np.random.default_rng(0).integers(0, 255, (180, 240, 3)).astype(np.uint8)
+    rows = [
+        sorted((r['label'], *(round(r[k]) for k in ('x1', 'y1', 'x2', 'y2'))) for r in p.rows())
+        for p in (
+            open_model(cfg, tmp_path / 'w.pth', file=f).predict(image, 0.0) for f in (None, 'f')
+        )
+    ]
+    assert len(rows[0]) >= 5
+    assert rows[0] == rows[1]
+    # Halves are rounded up: 45 of 90 becomes 23 of 45.
+    resized = file_model.ResizeInto(dict(type='mmdet.Resize'), (90, 45))(
+        dict(img=np.zeros((91, 90, 3), np.uint8))
+    )
+    assert resized['img'].shape[:2] == (46, 45)

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mmengine import hooks
 from mmengine.config import Config
 from mmengine.hub import get_config
+from mmengine.runner import get_priority
 from torch import nn
 
 from mmvttt.errors import CheckpointError
 from mmvttt.openmmlab.apis.export import exportable
 from mmvttt.openmmlab.apis.train import summary
 from mmvttt.openmmlab.config import load_config
+from mmvttt.openmmlab.engine.hooks.ema import EMAHook
 from mmvttt.openmmlab.export.networks import samples_of
 from mmvttt.openmmlab.reliability.weights import (
     FitHeads,
@@ -180,3 +183,8 @@ def test_published_files_have_the_classes_of_their_data_set() -> None:
     key = 'decode_head.conv_seg.weight'
     # ADE20K's third class.
     assert torch.equal(got[key][0], source[key][2])
+
+
+@pytest.mark.parametrize('kind', [hooks.EMAHook, EMAHook])
+def test_an_average_of_the_weights_copies_fitted_rows(kind: type) -> None:
+    assert get_priority(FitHeads.priority) < get_priority(kind.priority)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmvttt.checkpoints.read import read_content, saved_dataset
 from mmvttt.deploy.export import require_format
 from mmvttt.deploy.model_file import Comparison, write_model
 from mmvttt.deploy.runtime import Runs
 from mmvttt.errors import UsageError
 from mmvttt.named_model import NamedModel
 
+from ..data.dataset_config import datasets_of
 from ..export.networks import Labels, as_outputs, samples_of
 from ..models.diffusion_model import TAKES_NO_PHOTOGRAPHS, DiffusionModel
-from ..tasks import task_of
+from ..tasks import picture_size, task_of
 
 # Bounds of detections: pixels, score, share without a counterpart, as one more box may pass a
 # threshold, and share of pixels of masks or label maps.
@@ -46,6 +49,7 @@ def export_model(
     checkpoint: str | os.PathLike[str] | None,
     out: str | os.PathLike[str],
     predictions: bool = False,
+    size: tuple[int, int] | None = None,
     **options: Any,
 ) -> Iterator[Comparison]:
     """Writes a config's model (see `mmvttt.deploy.model_file.write_model`).
@@ -53,8 +57,10 @@ def export_model(
     Args:
         model: See `mmvttt.by_name.find_model`.
         checkpoint, out, options: See `write_model`.
+        size: (height, width) of the pictures, by default those of the config's test. A file of one
+            size takes them padded as the model's preprocessor pads.
         predictions: Write boxes, labels and masks of a detector, or labels of a segmentor, for one
-            image of this size (see `mmvttt.openmmlab.export.networks`). Not for a `.pt2`.
+            image of one size (see `mmvttt.openmmlab.export.networks`). Not for a `.pt2`.
 
     Raises:
         UsageError: A wrong suffix, a missing package, a part that needs a fixed size, a model
@@ -66,9 +72,34 @@ def export_model(
             '--predictions are written as ONNX or for OpenVINO: give an --out that ends in .onnx '
             'or .xml'
         )
-    network = predictor(model.model) if predictions else exportable(model.model)
-    comparison = _compare_predictions if predictions else None
-    yield from write_model(model, network, checkpoint, out, predictions=comparison, **options)
+    network: Any = predictor(model.model) if predictions else exportable(model.model)
+    picture, names = _pictures(model, size)
+    if checkpoint is not None:
+        names = {**names, **saved_dataset(read_content(checkpoint))}
+    about: dict[str, Any] = {key: names[key] for key in ('classes', 'palette') if names.get(key)}
+    size = picture
+    if predictions:
+        # As the preprocessor pads the picture.
+        divisor = getattr(model.model.data_preprocessor, 'pad_size_divisor', 1)
+        size = -(-picture[0] // divisor) * divisor, -(-picture[1] // divisor) * divisor
+        network.picture, options['predictions'] = picture, _compare_predictions
+    notes = {k: json.dumps(v) for k, v in (about | dict(picture_size=picture)).items()}
+    yield from write_model(model, network, checkpoint, out, size, about=notes, **options)
+
+
+def _pictures(
+    named: NamedModel, size: tuple[int, int] | None
+) -> tuple[tuple[int, int], dict[str, Any]]:
+    """(height, width) of the pictures, and what the data set says of the classes.
+
+    The size is the given one, else that of the config's test, else the papers'.
+    """
+    sets = [d for d in datasets_of(named.config or {}) if d.split == 'test' and not d.metric]
+    tested = picture_size(sets[0].config.get('pipeline') or ()) if sets else None
+    # mmsegmentation's 2048×512 bounds only the shorter side.
+    if tested is not None and max(tested) > 2 * min(tested):
+        tested = None
+    return size or tested or named.size, sets[0].metainfo if sets else {}
 
 
 @torch.no_grad()
@@ -76,7 +107,7 @@ def _compare_predictions(network: Any, run: Runs, image: Tensor) -> Comparison:
     """Compares a file with the toolbox's predictions for the same, padded image."""
     shape, outputs = tuple(image.shape), run(image)
     if not isinstance(network, Labels):
-        sample = network.model.predict(image, samples_of(image), rescale=False)[0]
+        sample = network.model.predict(image, samples_of(image, network.picture), rescale=False)[0]
         text, error, good = _match(as_outputs(sample.pred_instances), outputs)
         return Comparison(shape, error, text, good)
     labels, scores = network(image)

@@ -15,7 +15,7 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import DATASETS, MODELS, TRANSFORMS, init_default_scope
+from mmengine.registry import MODELS, TRANSFORMS, init_default_scope
 from PIL import Image, ImageOps
 from torchvision.ops import batched_nms
 
@@ -32,7 +32,7 @@ from ..config import named_entries
 from ..data.dataset_config import DatasetConfig, datasets_of, preparation_of
 from ..engine.amp import half_type
 from ..export.file_model import FileModel, open_for
-from ..registry import resolve_type, type_name
+from ..registry import type_name
 from ..tasks import TASKS, Task, task_of
 from ..tasks.prediction import Boxes, Prediction
 
@@ -76,10 +76,8 @@ def open_model(
     if (preprocessor := config.get('data_preprocessor')) is not None:
         model_config.setdefault('data_preprocessor', preprocessor)
     given = tests[0].config
-    kind = resolve_type(given.get('type'), DATASETS, scope)
-    # Names and colours of the classes: the checkpoint's, else the config's, else of the data set.
-    dataset = {**(getattr(kind, 'METAINFO', None) or {}), **(given.get('metainfo') or {})}
-    dataset |= saved_dataset(opened.content)
+    # Names and colours of the classes: the checkpoint's, else of the data set.
+    dataset = {**tests[0].metainfo, **saved_dataset(opened.content)}
     pipeline = copy.deepcopy(list(given.get('pipeline') or ()))
     exported = None if file is None else open_for(file, [pipeline], amp)
     with _BUILDING, named_entries(config):

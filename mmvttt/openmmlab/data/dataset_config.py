@@ -11,7 +11,7 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.registry import DATASETS, TRANSFORMS
 
-from mmvttt.openmmlab.registry import type_name
+from mmvttt.openmmlab.registry import resolve_type, type_name
 
 from ..tasks import TASKS, task_of
 
@@ -42,6 +42,12 @@ class DatasetConfig:
     def kind(self) -> str:
         """The name of its class, without a scope."""
         return type_name(self.config.get('type') or '').rpartition('.')[2]
+
+    @property
+    def metainfo(self) -> dict[str, Any]:
+        """Names and colours of the classes: the config's, else of its class."""
+        kind = resolve_type(self.config.get('type'), DATASETS, self.scope)
+        return {**(getattr(kind, 'METAINFO', None) or {}), **(self.config.get('metainfo') or {})}
 
     @property
     def transforms(self) -> list[tuple[str, Mapping]]:

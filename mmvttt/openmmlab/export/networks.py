@@ -63,10 +63,13 @@ def logits_of_segmentor(model: Any) -> Part:
     return Part(model, 'decode_head')
 
 
-def samples_of(image: Tensor) -> list[BaseDataElement]:
-    """Samples of images `(B, C, H, W)` for heads that read image sizes, without padding."""
+def samples_of(image: Tensor, picture: tuple[int, int] | None = None) -> list[BaseDataElement]:
+    """Samples of images `(B, C, H, W)` for heads that read image sizes.
+
+    What is below and at the right of `picture`, (height, width), is padding.
+    """
     size = tuple(image.shape[-2:])
-    about = dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size)
+    about = dict(img_shape=picture or size, ori_shape=size, batch_input_shape=size, pad_shape=size)
     return [BaseDataElement(metainfo=about | dict(scale_factor=(1.0, 1.0))) for _ in image]
 
 
@@ -108,8 +111,11 @@ class Detections(nn.Module):
     """A detector up to its boxes, labels and masks.
 
     Two-stage detectors with one box head (Mask R-CNN, Faster R-CNN) and detectors of DETR's kind; a
-    UsageError for others, or another suppression than `nms`.
+    UsageError for others, or another suppression than `nms`. Boxes stay within `picture`, (height,
+    width), beyond which an image is padding.
     """
+
+    picture: tuple[int, int] | None = None
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -141,7 +147,7 @@ class Detections(nn.Module):
             are masks these `(N, H, W)`, bool.
         """
         with _KnownSizes():
-            return self.predict(image, samples_of(image))
+            return self.predict(image, samples_of(image, self.picture))
 
     def _predict_detr(self, image: Tensor, samples: list[BaseDataElement]) -> tuple[Tensor, ...]:
         return as_outputs(self.model.predict(image, samples, rescale=False)[0].pred_instances)
@@ -149,7 +155,7 @@ class Detections(nn.Module):
     def _predict_two_stages(
         self, image: Tensor, samples: list[BaseDataElement]
     ) -> tuple[Tensor, ...]:
-        model, roi, size = self.model, self.model.roi_head, image.shape[2:]
+        model, roi, size = self.model, self.model.roi_head, samples[0].img_shape
         features = model.extract_feat(image)
         boxes = _propose(model.rpn_head, features, model.test_cfg.rpn, size)
         # The number of the image, 0, comes before each box.
@@ -167,7 +173,7 @@ class Detections(nn.Module):
         masks = roi.mask_head(self._pool('mask', features, F.pad(boxes, (1, 0))))
         chosen = torch.zeros_like(labels) if roi.mask_head.class_agnostic else labels
         masks = masks[torch.arange(chosen.shape[0]), chosen].sigmoid()
-        return dets, labels, _paste(masks, boxes, size) >= cfg.mask_thr_binary
+        return dets, labels, _paste(masks, boxes, image.shape[2:]) >= cfg.mask_thr_binary
 
     def _pool(self, kind: str, features: tuple[Tensor, ...], regions: Tensor) -> Tensor:
         """`(K, C, h, w)` of regions `(K, 5)`, each from the map of its size."""
@@ -213,7 +219,9 @@ def _has_plain_stages(model: Any) -> bool:
     return 'BBoxHead' in kinds and hasattr(roi.bbox_roi_extractor, 'map_roi_levels')
 
 
-def _propose(head: Any, features: tuple[Tensor, ...], cfg: ConfigDict, size: torch.Size) -> Tensor:
+def _propose(
+    head: Any, features: tuple[Tensor, ...], cfg: ConfigDict, size: Sequence[int]
+) -> Tensor:
     """The boxes `(K, 4)` of a region proposal network."""
     maps = list(zip(*head(features), strict=True))
     priors = head.prior_generator.grid_priors([s.shape[2:] for s, _ in maps], device='cpu')
@@ -236,7 +244,7 @@ def _propose(head: Any, features: tuple[Tensor, ...], cfg: ConfigDict, size: tor
 
 
 def _classify(
-    head: Any, regions: Tensor, logits: Tensor, deltas: Tensor, size: torch.Size
+    head: Any, regions: Tensor, logits: Tensor, deltas: Tensor, size: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Scores `(K, classes)` and the boxes of each class `(K, classes, 4)`."""
     scores = head.loss_cls.get_activation(logits) if head.custom_cls_channels else logits.softmax(1)
@@ -249,7 +257,7 @@ def _classify(
 
 
 def _suppress(
-    boxes: Tensor, scores: Tensor, groups: Tensor, cfg: ConfigDict, size: torch.Size
+    boxes: Tensor, scores: Tensor, groups: Tensor, cfg: ConfigDict, size: Sequence[int]
 ) -> Tensor:
     """Indices of the boxes `(K, 4)` that no better one of their group covers, best score first."""
     if not cfg.get('class_agnostic', False):
@@ -258,7 +266,7 @@ def _suppress(
     return nms(boxes, scores, cfg.iou_threshold)
 
 
-def _paste(masks: Tensor, boxes: Tensor, size: torch.Size) -> Tensor:
+def _paste(masks: Tensor, boxes: Tensor, size: Sequence[int]) -> Tensor:
     """Masks `(N, h, w)` drawn into their boxes `(N, 4)`, bilinearly: `(N, H, W)`.
 
     Interpolation along height and along width are products with matrices of two numbers a row.
