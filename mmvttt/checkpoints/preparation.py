@@ -66,7 +66,7 @@ def saved_preparation(content: Any) -> Preparation | None:
             # The preprocessor inside of a model counts, if it has one.
             inside = {key: text for key, text in settings.items() if _INSIDE.match(key)}
             types = filter(None, map(_STEP.fullmatch, settings))
-            step = next((m[1] for m in types if str(settings[m[0]]).endswith("Normalize'")), '')
+            step = next((m[1] for m in types if _class_of(settings[m[0]]) == 'Normalize'), '')
             if step:
                 options = {k.removeprefix(step): v for k, v in settings.items() if step in k}
                 # By default mmcv's transform reverses the order.
@@ -81,6 +81,11 @@ def saved_preparation(content: Any) -> Preparation | None:
             swapped = {name: any(values[name]) for name in _SWAPS if name in values}
             return of_preprocessor(values | swapped)._replace(step=bool(step))
     return None
+
+
+def _class_of(text: Any) -> str:
+    """The name of a class in the settings of a training, where it is quoted, without its scope."""
+    return str(text).strip("'").rpartition('.')[2]
 
 
 def differences(there: Preparation, here: Preparation) -> Iterator[tuple[str, Any, Any]]:

@@ -21,13 +21,16 @@ from ..checkpoints.published import SHORT_NAMES
 from ..distributions import missing, overlaid
 from ..errors import UsageError, suggest
 
-# Scopes of toolboxes, and mmengine's names for them if they are missing.
-_TOOLBOXES = {'mmdet': 'mmdet', 'mmseg': 'mmsegmentation', 'mmpretrain': 'mmpretrain'}
+# Scopes of toolboxes.
+_TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain')
 # Keys that mmengine, tools of the toolboxes and mmvttt read besides the parameters of a Runner.
 _READ = (
     'compile', 'compile_blocks', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg',
     'pretrained', 'runner_type', 'strategy', 'sync_bn', 'tta_model', 'tta_pipeline',
 )  # fmt: skip
+
+# Entries that mmengine takes out of a dict before it calls the class.
+_BUILDERS = ('type', '_scope_', 'convert_to_iter_based', 'epoch_length')
 
 
 def load_config(
@@ -84,9 +87,7 @@ def load_config(
         reason = f'{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})'
         raise UsageError(f"the config '{config}' cannot be read: {reason}") from error
     except ImportError as error:
-        # A base from a missing toolbox; mmengine names its distribution.
-        bases = (s for s, name in _TOOLBOXES.items() if name in str(error) and not find_spec(s))
-        if (toolbox := next(bases, None)) is None:
+        if (toolbox := _missing_toolbox(path)) is None:
             raise
         raise UsageError(f"the config '{config}' needs a base: {missing(toolbox)}") from error
     if absent := [key for key in needed if cfg.get(key) is None]:
@@ -107,6 +108,20 @@ def load_config(
         reason = missing(scope) or f'{scope} is not installed'
         raise UsageError(f"the config's default_scope is '{scope}', and {reason}")
     return cfg
+
+
+def _missing_toolbox(path: Path) -> str | None:
+    """The toolbox that a base of a config file is from, if it is not installed."""
+    for base in Config._get_base_files(os.fspath(path)):
+        scope, _, name = base.rpartition('::')
+        if scope in _TOOLBOXES:
+            missing_one = None if find_spec(scope) else scope
+        else:
+            inner = config_root() / name if scope else path.parent / name
+            missing_one = _missing_toolbox(inner)
+        if missing_one is not None:
+            return missing_one
+    return None
 
 
 def _fetch_private(cfg: Any) -> None:
@@ -148,21 +163,40 @@ def _check_keys(cfg: Config, options: Iterable[str]) -> None:
 
 @contextmanager
 def named_entries(cfg: Config) -> Iterator[None]:
-    """Names the key of a config in errors that name only a class, and suggests an option or type.
+    """Checks each dict of a config before mmengine's registries build it in this context.
 
     Raises:
-        UsageError: In place of Python's TypeError for an option that a class does not have, and of
-            mmengine's KeyError for a type that is not registered.
+        UsageError: A class has no such option, or no class is registered as this type. The error
+            names the key in the config, and suggests an option or type.
     """
+    from mmengine.registry import Registry
+
     # Before a training wraps some of them.
     parts = list(_parts(cfg))
+    _check_loaders(cfg)
+    original = Registry.build
+    # Errors that came out of a build inside of another.
+    passed: list[TypeError] = []
+
+    def build(registry: Registry, options: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(options, Mapping) or 'type' not in options:
+            return original(registry, options, *args, **kwargs)
+        kind = _registered(registry, options, parts)
+        if not _takes_any(kind):
+            _check_options(kind, options, parts)
+        try:
+            return original(registry, options, *args, **kwargs)
+        except TypeError as error:
+            if error not in passed:
+                passed.append(error)
+                _check_options(kind, options, parts, error)
+            raise
+
+    Registry.build = build  # type: ignore[method-assign]
     try:
         yield
-    except (KeyError, TypeError) as error:
-        for key, part in parts:
-            if text := _explained(str(error), key, part, cfg.get('default_scope')):
-                raise UsageError(text) from error
-        raise
+    finally:
+        Registry.build = original  # type: ignore[method-assign]
 
 
 def _parts(value: Any, key: str = '') -> Iterator[tuple[str, Mapping]]:
@@ -174,31 +208,74 @@ def _parts(value: Any, key: str = '') -> Iterator[tuple[str, Mapping]]:
         yield key, value
 
 
-def _explained(text: str, key: str, part: Mapping, scope: str | None) -> str | None:
-    """A message if an error is about this dict."""
-    kind = str(part.get('type'))
-    wrong = next((name for name in part if f"keyword argument '{name}'" in text), None)
-    if wrong is None and f'{kind} is not in the ' not in text:
-        return None
-    from mmengine import registry as root
-
-    from .register import config_options
+def _registered(registry: Any, options: Mapping, parts: list[tuple[str, Mapping]]) -> Any:
+    """The class that a dict's type means in a registry, or in those above it."""
     from .registry import resolve_type
 
-    roots = [value for value in vars(root).values() if isinstance(value, root.Registry)]
-    kinds = [resolve_type(part.get('type'), registry, scope) for registry in roots]
-    if wrong is None:
-        scoped = [s for registry in roots for s in (registry, *registry.children.values())]
-        names = {x for s in scoped for n in s.module_dict for x in (n, f'{s.scope}.{n}')}
-        return None if any(kinds) else f'{key}type: there is no {kind!r}{suggest(kind, names)}'
-    # Only a call of this class is about this dict; one without a type makes a DataLoader.
-    owners = {c.__qualname__ for kind in kinds for c in getattr(kind, '__mro__', ())}
-    if not any(f'{name}.__init__() got' in text for name in owners or {'DataLoader'}):
-        return None
-    options = {n for kind in kinds if isinstance(kind, type) for n in config_options(kind)}
-    near = suggest(wrong, {*part, *options} - {wrong})
-    advice = '; if it comes from a _base_, put _delete_=True into its dict'
-    return None if wrong in options else f'{key}{wrong}: {text}{near or advice}'
+    kind = resolve_type(options['type'], registry, options.get('_scope_'))
+    if kind is None:
+        names = {
+            name
+            for r in (registry.root, *registry.root.children.values())
+            for short in r.module_dict
+            for name in (short, f'{r.scope}.{short}')
+        }
+        name = options['type']
+        raise UsageError(
+            f'{_key_of("type", options, parts)}: there is no {name!r}{suggest(name, names)}'
+        )
+    return kind
+
+
+def _key_of(name: str, options: Mapping, parts: list[tuple[str, Mapping]]) -> str:
+    """The dotted key of an entry of a dict that a config has, perhaps with other entries."""
+    kinds = (None, options['type'])
+    keys = (key for key, part in parts if name in part and part.get('type') in kinds)
+    return f'{next(keys, "")}{name}'
+
+
+def _takes_any(kind: Any) -> bool:
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.kind == p.VAR_KEYWORD for p in parameters)
+
+
+def _check_options(
+    kind: Any,
+    options: Mapping,
+    parts: list[tuple[str, Mapping]],
+    error: TypeError | None = None,
+) -> None:
+    """Raises a UsageError for an option that a class, and those that it extends, do not have."""
+    from .register import config_options
+
+    if not isinstance(kind, type):
+        return
+    names = {*config_options(kind), *inspect.signature(kind).parameters, *_BUILDERS}
+    for name in options:
+        if name not in names:
+            near = (
+                suggest(name, names)
+                or '; if it comes from a _base_, put _delete_=True into its dict'
+            )
+            raise UsageError(
+                f'{_key_of(name, options, parts)}: {kind.__name__} has no option {name!r}{near}'
+            ) from error
+
+
+def _check_loaders(cfg: Config) -> None:
+    """Raises a UsageError for an option that torch's DataLoader does not have."""
+    from torch.utils.data import DataLoader
+
+    names = {*inspect.signature(DataLoader).parameters, 'num_batch_per_epoch', 'type'}
+    for split in ('train', 'val', 'test'):
+        loader = cfg.get(f'{split}_dataloader')
+        for name in loader if isinstance(loader, Mapping) else ():
+            if name not in names:
+                near = suggest(name, names)
+                raise UsageError(f'{split}_dataloader.{name}: DataLoader has no such option{near}')
 
 
 def _toolbox(cfg: Config) -> str | None:

@@ -38,17 +38,14 @@ def initialize(named: NamedModel) -> str:
     if not hasattr(model, 'init_weights'):
         return ''
     logger = MMLogger.get_current_instance()
-    logger.addFilter(_is_no_parameter)
+    level = logger.level
+    # mmengine logs three lines on the initialisation of every parameter.
+    logger.setLevel(logging.WARNING)
     try:
         model.init_weights()
     finally:
-        logger.removeFilter(_is_no_parameter)
+        logger.setLevel(level)
     return ', '.join(dict.fromkeys(checkpoints_of(named.config.model)))
-
-
-def _is_no_parameter(record: logging.LogRecord) -> bool:
-    """mmengine logs three lines on the initialisation of every parameter."""
-    return ' - torch.Size(' not in record.getMessage()
 
 
 class DenseForward(nn.Module):
