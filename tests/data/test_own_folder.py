@@ -165,17 +165,6 @@ def test_yolo_with_names_in_a_file_of_their_own(folder: str, tmp_path: Path) -> 
     assert data.val[0].objects[0]['bbox'] == pytest.approx([15, 12, 10, 6])
 
 
-def test_yolo_polygons_are_masks(tmp_path: Path) -> None:
-    for name in 'ab':
-        picture(tmp_path / 'images' / f'{name}.jpg')
-        text(tmp_path / 'labels' / f'{name}.txt', '0 0.1 0.1 0.5 0.1 0.5 0.5')
-    text(tmp_path / 'data.yaml', 'names: [cat]')
-    data = read_folder(tmp_path)
-    assert data.task == 'masks'
-    assert data.train[0].objects[0]['bbox'] == pytest.approx([4, 3, 16, 12])
-    assert data.train[0].objects[0]['segmentation'][0] == pytest.approx(POLYGON)
-
-
 @pytest.mark.parametrize('folder', ['', 'xml'])
 def test_voc_beside_and_apart(folder: str, tmp_path: Path) -> None:
     for name in 'abcde':
@@ -270,14 +259,6 @@ def test_a_missing_picture_and_an_unknown_folder_are_errors(tmp_path: Path) -> N
         read_folder(tmp_path)
     text(tmp_path / 'annotations.json', dict(coco(['a.jpg']), categories=[]))
     with pytest.raises(DataError, match=r"annotations\.json'"):
-        read_folder(tmp_path)
-
-
-def test_label_maps_in_colours_are_no_class(tmp_path: Path) -> None:
-    for name in 'ab':
-        picture(tmp_path / 'JPEGImages' / f'{name}.jpg')
-        picture(tmp_path / 'SegmentationClass' / f'{name}.png')
-    with pytest.raises(DataError):
         read_folder(tmp_path)
 
 

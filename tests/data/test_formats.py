@@ -1,0 +1,251 @@
+"""Folders as people have them: each is read by the rules of one format, or refused in words."""
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmvttt.errors import DataError
+from mmvttt.openmmlab.data.own_folder import as_plan, read_folder, write_lists
+
+H, W = 36, 48
+BOX = [6, 9, 12, 18]
+OUTLINE = [[6, 9], [18, 9], [18, 27], [6, 27]]
+LINE = f'0 {12 / W} {18 / H} {12 / W} {18 / H}'
+POLYGON = '0 ' + ' '.join(f'{x / W} {y / H}' for x, y in OUTLINE)
+VOC = (
+    '<annotation><filename>{}</filename><size><width>48</width><height>36</height></size><object>'
+    '<name>cat</name><bndbox><xmin>6</xmin><ymin>9</ymin><xmax>18</xmax><ymax>27</ymax></bndbox>'
+    '</object></annotation>'
+)
+NUMBERS = np.zeros((H, W), np.uint8)
+NUMBERS[5:20, 5:20], NUMBERS[22:30, 5:20] = 1, 2
+BINARY = np.uint8(255) * (NUMBERS > 0)
+COLOURS = np.array([[0, 0, 0], [250, 50, 83], [51, 221, 255]], np.uint8)[NUMBERS]
+Files = dict[str, Any]
+
+
+def make(root: Path, files: Files) -> Path:
+    """Writes photographs (None), label maps (arrays), JSON, and texts."""
+    for number, (name, content) in enumerate(files.items()):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if content is None:
+            content = np.random.default_rng(number).integers(0, 255, (H, W, 3), np.uint8)
+        if isinstance(content, np.ndarray):
+            Image.fromarray(content).save(path)
+        elif isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            path.write_text(content if isinstance(content, str) else json.dumps(content), 'utf-8')
+    return root
+
+
+def each(*patterns: tuple[str, Any], count: int = 6) -> Files:
+    """The files of pictures 0, 1, …: `{}` in names and texts is the number."""
+    return {
+        name.format(i): content.format(i) if isinstance(content, str) else content
+        for i in range(count)
+        for name, content in patterns
+    }
+
+
+def coco(names: list[str], **more: Any) -> dict[str, Any]:
+    images = [dict(id=i, file_name=name, width=W, height=H) for i, name in enumerate(names)]
+    boxes = [dict(id=i + 1, image_id=i, category_id=1, bbox=BOX, **more) for i in range(len(names))]
+    return dict(images=images, annotations=boxes, categories=[dict(id=1, name='cat')])
+
+
+def shapes(name: str) -> dict[str, Any]:
+    shape = dict(label='cat', points=OUTLINE, shape_type='polygon')
+    return dict(shapes=[shape], imagePath=name, imageHeight=H, imageWidth=W)
+
+
+def task(name: str) -> dict[str, Any]:
+    value = dict(x=12.5, y=25, width=25, height=50, rectanglelabels=['cat'])
+    result = [dict(original_width=W, original_height=H, value=value)]
+    address = f'/data/upload/1/0123abcd-{name}'
+    return dict(data=dict(image=address), annotations=[dict(result=result)])
+
+
+CVAT = ''.join(
+    f'<image name="{i}.jpg" width="{W}" height="{H}" subset="{"Train" if i < 4 else "Validation"}">'
+    '<box label="cat" xtl="6" ytl="9" xbr="18" ybr="27"/></image>'
+    for i in range(6)
+)
+NAMES = [f'{i}.jpg' for i in range(6)]
+YOLO = each(('images/{}.jpg', None), ('labels/{}.txt', LINE)) | {'data.yaml': 'names: [cat]'}
+MAPS = each(('images/{}.jpg', None), ('masks/{}.png', NUMBERS))
+CLASSES = each(('cat/{}.jpg', None), ('dog/{}.jpg', None))
+# The files, and the format, the task, and the pictures that are read in each part.
+READ: dict[str, tuple[Files, str, str, int, int]] = {
+    'labelme': (
+        each(('img/{}.jpg', None))
+        | {f'json/{i}.json': shapes(rf'..\img\{i}.jpg') for i in range(6)},
+        'labelme', 'masks', 5, 1,
+    ),
+    'CVAT': (
+        each(('images/{}.jpg', None)) | {'annotations.xml': f'<annotations>{CVAT}</annotations>'},
+        'CVAT for images', 'boxes', 4, 2,
+    ),
+    'Label Studio': (
+        each(('{}.jpg', None)) | {'tasks.json': [task(name) for name in NAMES]},
+        'Label Studio', 'boxes', 5, 1,
+    ),
+    'a CSV of colours': (
+        each(('a/{}.png', None), ('a_labels/{}_L.png', COLOURS))
+        | {'class_dict.csv': 'name,r,g,b\nsoil,0,0,0\ncrop,250,50,83\nweed,51,221,255\n'},
+        'label maps', 'maps', 5, 1,
+    ),
+    '0 and 255': (
+        each(('x_input/{}.jpg', None), ('x_truth/{}_segmentation.png', BINARY)),
+        'label maps', 'maps', 5, 1,
+    ),
+    'the parts of the official COCO': (
+        {f'{p}2017/{n}': None for p in ('train', 'val') for n in NAMES}
+        | {f'annotations/instances_{p}2017.json': coco(NAMES) for p in ('train', 'val')},
+        'COCO', 'boxes', 6, 6,
+    ),
+    'a path of another machine': (
+        each(('pics/{}.jpg', None)) | {'a.json': coco([rf'C:\me\pics\{n}' for n in NAMES])},
+        'COCO', 'boxes', 5, 1,
+    ),
+    'a name with a BOM': (YOLO | {'data.yaml': b'\xef\xbb\xbfnames: [yes]'}, 'YOLO', 'boxes', 5, 1),
+    'pictures that no list names': (
+        YOLO | {'data.yaml': 'train: t.txt\nval: v.txt\nnames: [cat]', 'images/later.jpg': None}
+        | {'t.txt': './images/0.jpg\n./images/1.jpg', 'v.txt': 'images/2.jpg\n'},
+        'YOLO', 'boxes', 2, 1,
+    ),
+    'key points': (
+        each(('images/{}.jpg', None), ('labels/{}.txt', f'{LINE} .3 .3 1 .7 .7 1'))
+        | {'data.yaml': 'kpt_shape: [2, 3]\nnames: [cat]'},
+        'YOLO', 'boxes', 5, 1,
+    ),
+    'outlines': (YOLO | each(('labels/{}.txt', POLYGON)), 'YOLO', 'masks', 5, 1),
+    'drawings beside': (YOLO | each(('debug/{}.jpg', None)), 'YOLO', 'boxes', 5, 1),
+    'trimaps beside': (
+        each(('images/{}.jpg', None), ('a/xmls/{}.xml', VOC)) | each(('a/trimaps/{}.png', NUMBERS)),
+        'Pascal VOC', 'boxes', 5, 1,
+    ),
+    'one folder deeper': (
+        {f's/{p}_set/{c}/{i}.jpg': None for p in ('train', 'dev') for c in 'ab' for i in (1, 2)},
+        'classes', 'classes', 4, 4,
+    ),
+    'a class called train': (CLASSES | each(('train/{}.jpg', None)), 'classes', 'classes', 15, 3),
+    'a run inside': (CLASSES | each(('work_dirs/run/{}.jpg', None)), 'classes', 'classes', 10, 2),
+}  # fmt: skip
+BOMB = 'a: &a [x]\n' + ''.join(f'{c}: &{c} [*a, *a]\n' for c in 'bcd') + 'names: *d\n'
+REFUSED: dict[str, tuple[Files, str]] = {
+    'two formats': (
+        YOLO | {'a.json': coco(NAMES)}, 'several formats.*--format coco.*--format yolo',
+    ),
+    'YOLO without names': (YOLO | {'data.yaml': '{}'}, '6 label files.*no names of the classes'),
+    'aliases': (YOLO | {'data.yaml': BOMB}, 'aliases'),
+    'nested lists': (YOLO | {'data.yaml': 'names: ' + '[' * 999}, 'nested too deeply'),
+    'entities': ({'a.jpg': None, 'a.xml': '<!DOCTYPE a>' + VOC}, 'defines entities'),
+    'JPEG masks': (each(('images/{}.jpg', None), ('masks/{}.jpg', BINARY)), '6 are JPEG'),
+    'greys': (MAPS | each(('masks/{}.png', NUMBERS * 38)), '3 numbers from 0 to 76'),
+    'too few names': (MAPS | {'classes.txt': 'crop\nweed'}, '2 names .*numbers up to 2'),
+    'colours': (MAPS | each(('masks/{}.png', COLOURS)), 'in 3 colours, 3 without a name'),
+    'a table beside classes': (CLASSES | {'a.csv': '1.jpg,cat\n2.jpg,dog'}, 'names the pictures'),
+    'other sizes': (
+        each(('{}.jpg', None), ('{}.xml', VOC.replace('48', '96'))), '6 of 6 .*annotated as 96x36',
+    ),
+    'broken pictures': (YOLO | each(('images/{}.jpg', b'\xff\xd8'), count=2), '2 of 6 pictures'),
+    'rotated boxes': (
+        each(('{}.jpg', None), ('{}.xml', VOC.replace('bndbox', 'robndbox'))), 'rotated boxes',
+    ),
+    'key points without their shape': (
+        YOLO | each(('labels/{}.txt', f'{LINE} .3 .3 .7 .7 .2')), 'have: write kpt_shape',
+    ),
+    'confidences': (YOLO | each(('labels/{}.txt', f'{LINE} .9')), 'has 6 numbers'),
+    'two JSON files of one picture': (
+        each(('{}.jpg', None)) | {f'{p}.json': coco(NAMES) for p in 'ab'}, 'another file does',
+    ),
+    'nothing': ({'a.jpg': None, 'list.csv': 'a.jpg a'}, 'no format is that of its 1 pictures'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('row', READ.values(), ids=READ)
+def test_a_folder_is_read(row: tuple[Files, str, str, int, int], tmp_path: Path) -> None:
+    files, *expected = row
+    data = read_folder(make(tmp_path / 'set', files))
+    plan = json.loads(json.dumps(as_plan(data)))
+    assert [plan['format'], plan['task'], len(data.train), len(data.val)] == expected
+    objects = [o for picture in plan['pictures'] for o in picture.get('objects', ())]
+    assert all(o['bbox'] == pytest.approx(BOX, abs=0.01) for o in objects)
+    assert len(dict(write_lists(data, tmp_path / 'out'))) == 2
+    # Every file is a picture of the data, or read, or left out with a reason.
+    assert all(why for _, why in data.left_out)
+
+
+@pytest.mark.parametrize('row', REFUSED.values(), ids=REFUSED)
+def test_a_folder_is_refused_in_words(row: tuple[Files, str], tmp_path: Path) -> None:
+    files, words = row
+    with pytest.raises(DataError, match=f'(?s){words}'):
+        read_folder(make(tmp_path, files))
+
+
+def test_an_option_decides_and_a_doubt_yields_to_it(tmp_path: Path) -> None:
+    make(tmp_path, YOLO | {'a.json': coco(NAMES)})
+    assert read_folder(tmp_path, 'coco').format == 'COCO'
+    make(tmp_path / 'b', CLASSES | {'a.csv': '1.jpg,cat\n2.jpg,dog'})
+    assert read_folder(tmp_path / 'b', 'classes').classes == ('cat', 'dog')
+
+
+def test_links_are_followed_once(tmp_path: Path) -> None:
+    make(tmp_path / 'elsewhere', each(('{}.jpg', None)))
+    make(tmp_path / 'set', {k: v for k, v in YOLO.items() if not k.startswith('images')})
+    (tmp_path / 'set/images').symlink_to(tmp_path / 'elsewhere')
+    (tmp_path / 'set/labels/round').symlink_to(tmp_path / 'set')
+    data = read_folder(tmp_path / 'set')
+    assert len(data.train) + len(data.val) == 6
+
+
+def test_a_zip_file_is_a_folder(tmp_path: Path) -> None:
+    root = make(tmp_path / 'set', YOLO)
+    with zipfile.ZipFile(tmp_path / 'set.zip', 'w') as archive:
+        for name in YOLO:
+            archive.write(root / name, name)
+        archive.writestr('../outside.txt', 'x')
+    data = read_folder(tmp_path / 'set.zip', work_dir=tmp_path / 'work')
+    assert (data.format, len(data.train)) == ('YOLO', 5)
+    assert not (tmp_path / 'outside.txt').exists()
+
+
+def test_names_that_a_list_cannot_hold_are_left_out(tmp_path: Path) -> None:
+    make(tmp_path, CLASSES | each(('cat/x{}.jpg', None), ('dog/x{}.jpg', None), count=9))
+    os.rename(tmp_path / 'cat/0.jpg', os.fsencode(tmp_path) + b'/cat/\xff.jpg')
+    os.rename(tmp_path / 'cat/1.jpg', tmp_path / 'cat/a\nb.jpg')
+    data = read_folder(tmp_path)
+    assert len(data.train) + len(data.val) == 28
+    assert all(note.isprintable() for note in data.notes)
+
+
+def test_what_was_seen_is_remembered_until_a_file_changes(tmp_path: Path) -> None:
+    root, work = make(tmp_path / 'set', YOLO), tmp_path / 'work'
+    first = read_folder(root, work_dir=work)
+    assert as_plan(read_folder(root, work_dir=work)) == as_plan(first)
+    Image.new('RGB', (99, 99)).save(root / 'images/3.jpg')
+    data = read_folder(root, work_dir=work)
+    sizes = {p.inner: p.image['width'] for p in [*data.train, *data.val]}
+    assert (sizes['images/3.jpg'], sizes['images/2.jpg']) == (99, W)
+
+
+def test_copies_and_frames_stay_together(tmp_path: Path) -> None:
+    copies = {f'images/f{i}_jpg.rf.{c * 9}.jpg': None for i in 'abcdefgh' for c in 'xyz'}
+    frames = {f'images/{video}_{i:04}.jpg': None for video in ('street', 'yard') for i in range(20)}
+    labels = {k.replace('images', 'labels').replace('.jpg', '.txt'): LINE for k in copies | frames}
+    data = read_folder(make(tmp_path, copies | frames | labels | {'classes.txt': 'cat'}))
+    train, val = ({p.path.name for p in part} for part in (data.train, data.val))
+    assert data.split
+    sources = [{n.partition('.rf.')[0] for n in names if '.rf.' in n} for names in (train, val)]
+    assert not sources[0] & sources[1]
+    numbers = [(n[:-8], int(n[-8:-4])) for n in val if '.rf.' not in n]
+    beside = [f'{v}{i + d:04}.jpg' in train for v, i in numbers for d in (-1, 1)]
+    assert 0 < sum(beside) <= len(numbers)
