@@ -12,6 +12,7 @@ from mmvttt.errors import OptionError, OptionTypeError
 
 from .backbones.base import PlainBackbone
 from .linearize import Replacement, vit
+from .linearize.linearize import is_of_transformers
 
 _TINY = 1e-6
 
@@ -45,8 +46,8 @@ def block_tokens(
     """The tokens `(B, prefix + h·w, C)` behind each block, then those behind the final norm.
 
     Args:
-        model: A plain backbone of mmvttt, or a `VisionTransformer`, `Eva`, `Beit` or
-            `VisionTransformerRelPos` of timm.
+        model: A plain backbone of mmvttt, a `VisionTransformer`, `Eva`, `Beit` or
+            `VisionTransformerRelPos` of timm, or a model of transformers that `linearize` takes.
         images: `(B, 3, H, W)`, converted to the type and device of the model.
         inputs: The tokens of another model, as returned from here: each block but the first works
             on these. For plain backbones only.
@@ -56,12 +57,14 @@ def block_tokens(
     """
     images = images.to(next(model.parameters()))
     if not isinstance(model, PlainBackbone):
+        if is_of_transformers(model) and inputs is None:
+            return _hidden_states(model, images)
         if not isinstance(model, vit.MODELS):
             raise OptionTypeError(
                 f'{type(model).__name__} has no sequence of blocks on the same tokens: give a '
-                'plain backbone of mmvttt, or a VisionTransformer, Eva, Beit or '
-                'VisionTransformerRelPos from timm, not compiled or wrapped (model._orig_mod or '
-                'model.module holds it then).'
+                'plain backbone of mmvttt, a VisionTransformer, Eva, Beit or '
+                'VisionTransformerRelPos from timm, or an image encoder from transformers, not '
+                'compiled or wrapped (model._orig_mod or model.module holds it then).'
             )
         if inputs is not None:
             raise OptionTypeError(
@@ -82,6 +85,22 @@ def block_tokens(
         if inputs is not None and i < model.num_layers - 1:
             x = inputs[i].to(x)
     return [*tokens, model.norm(x)]
+
+
+def _hidden_states(model: nn.Module, images: Tensor) -> list[Tensor]:
+    from .linearize.encoders import Encoder, encoders, run
+
+    names = {e.name for e in encoders(model).values() if isinstance(e, Encoder)}
+    if len(names) != 1:
+        raise OptionError(
+            f'{type(model).__name__} has {len(names)} image encoders: give one of them, such as '
+            'model.vision_tower.'
+        )
+    output = run(model.get_submodule(names.pop()), images, output_hidden_states=True)
+    # A backbone has no final norm of all tokens.
+    last = output.get('last_hidden_state')
+    tokens = [*output.hidden_states[1:]]
+    return [*tokens, tokens[-1] if last is None else last]
 
 
 def distillation_losses(

@@ -1,6 +1,7 @@
 """Any transformer of images, linear: TTT in the place of its softmax attention (t5 Sec. 4, 5)."""
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from mmvttt.errors import OptionError
 
 from ..layers.inner_options import InnerOptions
 from . import vit
-from .replacement import CROSS, LINEAR, Note
+from .replacement import ASIDE, LINEAR, Note
 
 # A number between the dots of a name.
 _NUMBER = re.compile(r'(?<=\.)\d+(?=\.)')
@@ -143,7 +144,10 @@ def linearize(
             f'{type(model).__name__} is linearized already ({done[0]} is): begin with the source.'
         )
     recipe = RECIPES.get(where, RECIPES['t5']) if isinstance(where, str) else RECIPES['t5']
-    candidates = {name: module for name, module in parts.items() if module != CROSS}
+    candidates = {name: module for name, module in parts.items() if module not in ASIDE}
+    if not candidates:
+        reason = next(iter(parts.values()), 'none of its attentions can be replaced from outside')
+        raise OptionError(f'{type(model).__name__} cannot be linearized: {reason}.')
     if recipe.where != 'all' and not candidates.keys() >= {*recipe.where}:
         raise OptionError(f'where={where!r} is for the attentions {", ".join(recipe.where)}')
     names = _chosen(where if recipe.where == 'all' else recipe.where, candidates)
@@ -178,6 +182,10 @@ def _family(model: nn.Module) -> ModuleType:
         from . import diffusion
 
         families.append(diffusion)
+    if is_of_transformers(model):
+        from . import transformers
+
+        families.append(transformers)
     for family in families:
         if isinstance(model, family.MODELS):
             return family
@@ -189,6 +197,12 @@ def _family(model: nn.Module) -> ModuleType:
     )
 
 
+def is_of_transformers(model: nn.Module) -> bool:
+    """Whether a model is a `PreTrainedModel`, asked without importing transformers."""
+    loaded = sys.modules.get('transformers.modeling_utils')
+    return loaded is not None and isinstance(model, loaded.PreTrainedModel)
+
+
 def _chosen(
     where: str | int | Sequence[int | str], parts: Mapping[str, nn.Module | str]
 ) -> list[str]:
@@ -197,8 +211,8 @@ def _chosen(
         return list(parts)
     chosen = set()
     for item in [where] if isinstance(where, str | int | Integral) else where:
-        # 'blocks.3.attn' and 'transformer_blocks.3.attn2' are of block 3.
-        names = [n for n in parts if n == item or (n.split('.')[1] == str(item))]
+        # 'blocks.3.attn' and 'backbone.encoder.layer.3.attention' are of block 3.
+        names = [n for n in parts if item == n or [str(item)] == _NUMBER.findall(f'{n}.')[:1]]
         if not names:
             raise OptionError(
                 f'where={item!r} is not a self-attention of this model: give {["all", *RECIPES]}, '

@@ -14,6 +14,10 @@ from ..layers.ttt_mixer import InnerTraining
 LINEAR = 'it is linearized already'
 # Why 'all' leaves an attention out.
 CROSS = 'it is cross-attention'
+CAUSAL = 'it is causal'
+NO_MAP = 'it is in no module that takes images and embeds their patches (text, or packed sequences)'
+TUBES = 'patches are embedded by a 3D convolution, in tubes of frames or packed sequences'
+ASIDE = (CROSS, CAUSAL, NO_MAP, TUBES)
 
 
 @dataclass(frozen=True)

@@ -137,27 +137,23 @@ def install(
             options = note.to_json()
         update_model_args(model, source=source, linearize=options)
     kind: Any = type(model)
-    model.__class__ = _linear_class(kind)
+    model.__class__ = linear_class(_OnImages, kind)
     return [
         f'{name}.{parameter}' for name, new in built.items() for parameter in new.new_parameters()
     ]
 
 
-class _Linearized(nn.Module):
-    """Passes the size of an image's map to the blocks, where timm's pass a mask or a bias.
+class Linearized(nn.Module):
+    """Methods of a linearized model.
 
     `linearize` gives the model a subclass of this class and its own, as
-    `torch.nn.utils.parametrize` does. Functions that are set on the instance would run the
-    original's blocks in each copy, and a hook sees neither a call of `forward_features` nor, in the
-    backward pass, the image of a recomputed block. Pickles name only timm's class.
+    `torch.nn.utils.parametrize` does. Pickles name only the source's class.
     """
 
     source: type[nn.Module]
-    patch_embed: Any
-    blocks: Any
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _blank, (self.source,), self.__getstate__()
+        return _blank, (type(self).__mro__[1], self.source), self.__getstate__()
 
     def no_weight_decay(self) -> set[str]:
         """Names that timm's model and its new attentions spare from weight decay."""
@@ -168,6 +164,18 @@ class _Linearized(nn.Module):
             if isinstance(module, Replacement)
             for undecayed in module.no_weight_decay()
         )
+
+
+class _OnImages(Linearized):
+    """Passes the size of an image's map to the blocks, where timm's pass a mask or a bias.
+
+    Functions that are set on the instance would run the original's blocks in each copy, and a hook
+    sees neither a call of `forward_features` nor, in the backward pass, the image of a recomputed
+    block.
+    """
+
+    patch_embed: Any
+    blocks: Any
 
     def forward_features(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         return self._call(x, kwargs).forward_features(x, *args, **kwargs)
@@ -187,13 +195,14 @@ class _Linearized(nn.Module):
 
 
 @lru_cache(maxsize=256)
-def _linear_class(source: Any) -> type[nn.Module]:
+def linear_class(methods: type[Linearized], source: Any) -> Any:
+    """The class of a linearized model: methods of ours before the source's."""
     of_source = dict(__module__=source.__module__, __qualname__=source.__qualname__)
-    return type(source.__name__, (_Linearized, source), {**of_source, 'source': source})
+    return type(source.__name__, (methods, source), {**of_source, 'source': source})
 
 
-def _blank(source: Any) -> nn.Module:
-    cls = _linear_class(source)
+def _blank(methods: type[Linearized], source: Any) -> Any:
+    cls = linear_class(methods, source)
     return cls.__new__(cls)
 
 

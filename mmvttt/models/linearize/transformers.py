@@ -1,0 +1,331 @@
+"""Vision models of transformers: TTT behind the interface that their attentions call (t5 Sec. 4).
+
+Since version 5 an attention calls the function that its config names. A linearized one names
+`NAME`, and has a `TTT` module.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import copy_
+
+from mmvttt.errors import OptionError, UsageError
+
+from ..layers.conv import map_size
+from ..layers.inner_options import DYNAMIC, InnerOptions
+from ..layers.json_options import from_json
+from . import vit
+from .encoders import OF_SCORES, Encoder, Layout, ancestors, calling, encoders, layouts, patch_grid
+from .replacement import LINEAR, MapSize, Note, Replacement, checked_size
+
+__all__ = ['TTT', 'from_pretrained', 'linear_class']
+
+MODELS = (PreTrainedModel,)
+# Name of the attention function, in a config.json also for people who load it without mmvttt.
+NAME = __name__
+# Name of the module inside an attention.
+_LAYER = 'ttt'
+# Sizes of the maps of the calls in progress: the innermost, and the ones around it.
+_SIZES: ContextVar[tuple[MapSize, Any] | None] = ContextVar('sizes of maps', default=None)
+# The same while torch.compile traces, which cannot set a ContextVar and has one thread.
+_TRACED: list[MapSize] = []
+
+
+class Host(NamedTuple):
+    """An attention to linearize, and where its tokens have the map."""
+
+    attention: nn.Module
+    layout: Layout
+
+
+class TTT(Replacement):
+    """The inner training of one attention, between the attention's projections.
+
+    Args:
+        host: The attention.
+        options: See `Replacement`.
+    """
+
+    def __init__(self, host: Host, **options: Any) -> None:
+        attention = host.attention
+        weight = next(p for p in attention.parameters() if p.is_floating_point())
+        heads, dims = (
+            next(getattr(attention, name) for name in names if hasattr(attention, name))
+            for names in (('num_heads', 'num_attention_heads'), ('head_dim', 'attention_head_size'))
+        )
+        with torch.device(weight.device):
+            super().__init__(heads * dims, heads, **options)
+        if self.options.step == DYNAMIC:
+            raise OptionError(
+                f'step={DYNAMIC!r} reads the input of an attention, and attentions of transformers '
+                'pass only queries, keys and values: give a number.'
+            )
+        self.to(weight.dtype)
+        self.layout = host.layout
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Queries `(B, H, N, d)`, keys and values of as many or fewer heads → `(B, N, H, d)`."""
+        groups = q.shape[1] // k.shape[1]
+        k, v = (y.repeat_interleave(groups, 1) if groups > 1 else y for y in (k, v))
+        prefix, suffix = self.layout
+        # Tokens behind the map move in front of it.
+        q, k, v = (_rolled(y.transpose(1, 2).flatten(2), suffix) for y in (q, k, v))
+        size = checked_size(_current(), q, prefix + suffix)
+        y = self.mix(q, q, k, v, size, prefix + suffix).to(q.dtype)
+        return _rolled(y, -suffix).unflatten(-1, self.heads)
+
+
+def _rolled(tokens: Tensor, count: int) -> Tensor:
+    return tokens.roll(count, 1) if count else tokens
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function of linearized attentions.
+
+    Args:
+        module: The attention.
+        query: `(B, H, N, d)`.
+        key, value: `(B, H / groups, N, d)`.
+        attention_mask: None, or a mask that masks nothing.
+        dropout: Must be 0.
+        kwargs: Other arguments of attention functions, without those that change scores.
+    """
+    layer = module._modules.get(_LAYER)
+    if layer is None:
+        raise UsageError(
+            f'{type(module).__name__} comes from the folder of a linearized model, without the '
+            f'weights of its TTT layer: load the folder by {NAME}.from_pretrained(CLASS, FOLDER).'
+        )
+    changes = [name for name in OF_SCORES if kwargs.get(name) is not None]
+    changes += ['attention dropout'] * bool(dropout) + ['a mask'] * (not _is_full(attention_mask))
+    if changes or kwargs.get('is_causal'):
+        raise OptionError(
+            f'{type(module).__name__} is linearized: it sees all tokens and has no scores, and was '
+            f'given {(changes or ["is_causal"])[0]}. Leave it out; a mask may be all ones.'
+        )
+    return layer(query, key, value), None
+
+
+def _is_full(mask: Tensor | None) -> bool:
+    # An export writes masks of ones where there is none. `_enter` has refused a mask.
+    if mask is None or torch.compiler.is_exporting():
+        return True
+    return bool(mask.all() if mask.dtype == torch.bool else not mask.any())
+
+
+AttentionInterface.register(NAME, attend)
+
+
+def attentions(model: nn.Module) -> dict[str, Host | str]:
+    """All attentions by name, or the reason why one cannot be replaced."""
+    homes = encoders(model)
+    linear = [name for name in homes if _LAYER in model.get_submodule(name)._modules]
+    if linear:
+        return dict.fromkeys(linear, LINEAR)
+    maps: dict[nn.Module, Layout | str] = {}
+    for home in {home for home in homes.values() if isinstance(home, Encoder)}:
+        encoder = model.get_submodule(home.name)
+        maps |= layouts(encoder, encoder.get_submodule(home.patches))
+    hosts: dict[str, Host | str] = {}
+    for name, home in homes.items():
+        attention = model.get_submodule(name)
+        layout = maps[attention] if isinstance(home, Encoder) else home
+        hosts[name] = Host(attention, layout) if isinstance(layout, Layout) else layout
+    return hosts
+
+
+def replacement(model: nn.Module, host: Host, options: Mapping[str, Any]) -> TTT:
+    """The layer that takes the place of an attention's softmax."""
+    return TTT(host, **options)
+
+
+def install(
+    model: nn.Module, built: Mapping[str, TTT], left: Mapping[str, Host | str], note: Note
+) -> list[str]:
+    """Adds the layers to their attentions, and writes into the configs how to build them again."""
+    options = note.options.to_json()
+    homes: Any = encoders(model)
+    for name, layer in built.items():
+        attention: Any = model.get_submodule(name)
+        attention.add_module(_LAYER, layer)
+        attention.config = calling(attention.config, NAME)
+    for home in {homes[name] for name in built}:
+        encoder: Any = model.get_submodule(home.name)
+        short = {n.removeprefix(f'{home.name}.'): n for n in built if homes[n] == home}
+        encoder.config.linearize = {
+            'tokens': {n: [*built[name].layout] for n, name in short.items()},
+            **options,
+        }
+        encoder.register_forward_pre_hook(partial(_enter, home.patches), with_kwargs=True)
+        encoder.register_forward_hook(_leave, always_call=True)
+    for ancestor in {a for name in built for a in ancestors(name)}:
+        module = model.get_submodule(ancestor)
+        if isinstance(module, PreTrainedModel):
+            # In config.json: classes of transformers refuse the file then, or call `attend`.
+            module.config.attn_implementation = NAME
+            if not isinstance(module, _Linear):
+                module.__class__ = linear_class(type(module))
+    return [f'{name}.{_LAYER}.{p}' for name, new in built.items() for p in new.new_parameters()]
+
+
+def _enter(patches: str, encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Forward pre-hook of an encoder: its attentions are called on a map of this size."""
+    images = kwargs['pixel_values'] if 'pixel_values' in kwargs else args[0]
+    if kwargs.get('output_attentions') or encoder.config.output_attentions:
+        raise OptionError('A linearized attention has no weights: leave output_attentions out.')
+    if torch.compiler.is_exporting() and kwargs.get('attention_mask') is not None:
+        raise OptionError('A linearized attention sees all tokens: export without attention_mask.')
+    if images.dim() != 4:
+        raise OptionError(f'pixel_values {tuple(images.shape)}: give images (B, C, H, W).')
+    _push(patch_grid(encoder.get_submodule(patches), map_size(images)))
+
+
+def _leave(*_: Any) -> None:
+    """Forward hook of an encoder, after errors too."""
+    if torch.compiler.is_compiling():
+        _TRACED.pop()
+    elif sizes := _SIZES.get():
+        _SIZES.set(sizes[1])
+
+
+def _push(size: MapSize) -> None:
+    if torch.compiler.is_compiling():
+        _TRACED.append(size)
+    else:
+        _SIZES.set((size, _SIZES.get()))
+
+
+def _current() -> MapSize | None:
+    if torch.compiler.is_compiling() and _TRACED:
+        return _TRACED[-1]
+    sizes = _SIZES.get()
+    return sizes and sizes[0]
+
+
+def _checkpoint(checkpoint: Callable[..., Any], function: Callable[..., Any], *args: Any) -> Any:
+    """Checkpoints a function, and recomputes it on a map of the same size."""
+    return checkpoint(partial(_on_map, _current(), function), *args)
+
+
+def _on_map(size: MapSize, function: Callable[..., Any], *args: Any) -> Any:
+    _push(size)
+    try:
+        return function(*args)
+    finally:
+        _leave()
+
+
+class _Linear(vit.Linearized):
+    """Methods of a linearized model, and of the models inside of it around its attentions."""
+
+    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
+        for part in _configs(config):
+            if part._attn_implementation == NAME:
+                part._attn_implementation_internal = None
+        super().__init__(config, *args, **kwargs)
+        _restore(self)
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens in front of the map."""
+        return next(m.layout.prefix for m in self.modules() if isinstance(m, TTT))
+
+    def set_attn_implementation(self, *args: Any, **kwargs: Any) -> None:
+        """Sets the function of the attentions that are not linearized, with a warning."""
+        super().set_attn_implementation(*args, **kwargs)
+        warnings.warn(
+            f'{type(self).__name__} is linearized: set_attn_implementation changes only its other '
+            'attentions. For softmax attention load the source.',
+            stacklevel=2,
+        )
+
+    def _set_gradient_checkpointing(
+        self, enable=True, gradient_checkpointing_func=checkpoint, **kwargs
+    ):
+        function = partial(_checkpoint, gradient_checkpointing_func)
+        super()._set_gradient_checkpointing(enable, function, **kwargs)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        # Layers that a checkpoint does not have, such as the source's.
+        if isinstance(module, TTT):
+            heads, dims = module.heads
+            new = Replacement(heads * dims, heads, **vars(module.options)).state_dict()
+            for name, parameter in module.named_parameters():
+                copy_(parameter, new[name])
+
+
+def _configs(config: Any) -> Iterator[Any]:
+    yield config
+    for name in config.sub_configs:
+        if getattr(config, name, None) is not None:
+            yield from _configs(getattr(config, name))
+
+
+def _restore(model: nn.Module) -> None:
+    """Linearizes a model as its configs say."""
+    homes = encoders(model)
+    names = {home.name for home in homes.values() if isinstance(home, Encoder)}
+    notes = {name: getattr(model.get_submodule(name).config, 'linearize', None) for name in names}
+    if not any(notes.values()):
+        raise OptionError(
+            f'The config of this {type(model).__name__} does not say how it was linearized: load '
+            'the source by its class in transformers, then call mmvttt.linearize.'
+        )
+    for encoder, note in notes.items():
+        if not note:
+            continue
+        tokens = {
+            f'{encoder}.{n}'.strip('.'): Layout(*map(int, t)) for n, t in note['tokens'].items()
+        }
+        missing = [name for name in tokens if not isinstance(homes.get(name), Encoder)]
+        if missing:
+            raise OptionError(
+                f'The config names the attention {missing[0]!r}, which {type(model).__name__} does '
+                'not have in this version of transformers: take the version that wrote it.'
+            )
+        options = from_json({name: value for name, value in note.items() if name != 'tokens'})
+        built = {
+            name: TTT(Host(model.get_submodule(name), layout), **options)
+            for name, layout in tokens.items()
+        }
+        install(model, built, {}, Note([*built], InnerOptions.of('linearize', **options)))
+
+
+def linear_class(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """The class of a linearized model, whose `from_pretrained` loads what the model saves."""
+    return vit.linear_class(_Linear, source)
+
+
+def from_pretrained(
+    source: type[Any], folder: str | os.PathLike[str], **options: Any
+) -> PreTrainedModel:
+    """Loads a linearized model that `save_pretrained` or `push_to_hub` has written.
+
+    Args:
+        source: A class of transformers, such as `AutoModelForDepthEstimation` or `Dinov2Model`.
+        folder: A folder, or a name on the hub.
+        options: Options of transformers' own `from_pretrained`.
+    """
+    mapping = getattr(source, '_model_mapping', None)
+    if mapping is not None:
+        config, _ = AutoConfig.from_pretrained(folder, return_unused_kwargs=True, **options)
+        source = mapping[type(config)]
+        source = source[0] if isinstance(source, tuple | list) else source
+    return linear_class(source).from_pretrained(folder, **options)
