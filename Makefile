@@ -88,9 +88,9 @@ test-library:
 	test -z "$(TORCH_INDEX)" || $(LIBRARY)/bin/python -m pip install --quiet 'torch>=2.11,<2.16' torchvision --index-url '$(TORCH_INDEX)'
 	$(LIBRARY)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(LIBRARY)/dist .
 	# uv links what the other environment has; without it, pip.
-	wheel="$$(echo $(LIBRARY)/dist/mmvttt-*.whl)[sd3,openvino,test]"; \
-		$(BIN)/uv pip install --quiet --python $(LIBRARY)/bin/python "$$wheel" || \
-		$(LIBRARY)/bin/python -m pip install --quiet --no-compile "$$wheel"
+	wheel="$$(echo $(LIBRARY)/dist/mmvttt-*.whl)[sd3,transformers,openvino,test]"; \
+		$(BIN)/uv pip install --quiet --python $(LIBRARY)/bin/python "$$wheel" peft || \
+		$(LIBRARY)/bin/python -m pip install --quiet --no-compile "$$wheel" peft
 	! $(LIBRARY)/bin/python -m pip list | grep -iE '^(onedl-)?mm(engine|cv|det|seg|pretrain)|opencv'
 	cd tests && OMP_NUM_THREADS=1 ../$(LIBRARY)/bin/python -m pytest -m "not stress" -n $(WORKERS) \
 		--maxprocesses 8 --dist loadfile $(TESTS)

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -118,25 +118,32 @@ def _embeds_patches(module: nn.Module, encoder: Any) -> bool:
     )
 
 
-def _sides(patches: Any, image: tuple[int, int]) -> list[tuple[int, int, int]]:
+def _sides(patches: Any, image: Sequence[int]) -> list[tuple[int, int, int]]:
     """Height and width of an image, each with the padding and the side of a patch."""
     padding = (0, 0) if isinstance(patches.padding, str) else patches.padding
     return [*zip(image, padding, patches.stride, strict=True)]
 
 
-def patch_grid(patches: nn.Module, image: tuple[int, int]) -> MapSize:
+def patch_grid(patches: nn.Module, image: Sequence[int]) -> MapSize:
     """The size of the map that a convolution makes of an image of this height and width."""
     return MapSize(*((side + 2 * pad) // step for side, pad, step in _sides(patches, image)))
 
 
-def run(encoder: nn.Module, images: Tensor, **options: Any) -> Any:
+def run(encoder: Any, images: Tensor, **options: Any) -> Any:
     """The output of an encoder on images `(B, C, H, W)`, of any size if it has the option."""
-    if 'interpolate_pos_encoding' in inspect.signature(encoder.forward).parameters:
+    parameters = inspect.signature(encoder.forward).parameters
+    if 'interpolate_pos_encoding' in parameters and images.shape[2:] != _trained(encoder):
         options['interpolate_pos_encoding'] = True
     return encoder(pixel_values=images, **options)
 
 
-def layouts(encoder: nn.Module, patches: nn.Conv2d) -> dict[nn.Module, Layout | str]:
+def _trained(encoder: Any) -> tuple[int, ...]:
+    """Height and width of the images that an encoder has positions for, or ()."""
+    side = getattr(encoder.config, 'image_size', None) or ()
+    return (side, side) if isinstance(side, int) else tuple(side)
+
+
+def layouts(encoder: Any, patches: Any) -> dict[nn.Module, Layout | str]:
     """Where each attention has the map, or why it cannot be replaced.
 
     The encoder runs once, on small images if it can, with attentions that return their values.
@@ -144,14 +151,9 @@ def layouts(encoder: nn.Module, patches: nn.Conv2d) -> dict[nn.Module, Layout | 
     if patches.weight.is_meta:
         raise UsageError(f'{type(encoder).__name__} has no weights yet: load them, then linearize.')
     attentions = [module for module in encoder.modules() if _is_attention(module)]
-    images: list[tuple[int, ...]] = [
-        (h * patches.stride[0], w * patches.stride[1]) for h, w in _TRIED
-    ]
-    side = getattr(encoder.config, 'image_size', None)
-    if side:
-        images.append((side, side) if isinstance(side, int) else tuple(side))
+    images = [(h * patches.stride[0], w * patches.stride[1]) for h, w in _TRIED]
     reasons = []
-    for image in images:
+    for image in filter(None, (*images, _trained(encoder))):
         try:
             layouts = _probe(encoder, patches, attentions, image)
         # The encoder is not ours: it may raise anything at a size that it does not take.
@@ -163,7 +165,7 @@ def layouts(encoder: nn.Module, patches: nn.Conv2d) -> dict[nn.Module, Layout | 
 
 
 def _probe(
-    encoder: nn.Module, patches: nn.Conv2d, attentions: list[nn.Module], image: tuple[int, ...]
+    encoder: nn.Module, patches: Any, attentions: list[nn.Module], image: Sequence[int]
 ) -> dict[nn.Module, Layout | str]:
     h, w = patch_grid(patches, image)
     index = torch.arange(h * w)
@@ -179,7 +181,15 @@ def _probe(
     noise = torch.randn(patches.in_channels, *image, generator=torch.Generator().manual_seed(0))
     result: dict[nn.Module, Layout | str] = {}
 
-    def record(module, query, key, value, attention_mask=None, dropout=0.0, **kwargs):
+    def record(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> Tensor:
         layout: Layout | str
         added = [name for name in OF_SCORES if kwargs.get(name) is not None]
         if attention_mask is not None:

@@ -140,12 +140,12 @@ def attentions(model: nn.Module) -> dict[str, Host | str]:
         return dict.fromkeys(linear, LINEAR)
     maps: dict[nn.Module, Layout | str] = {}
     for home in {home for home in homes.values() if isinstance(home, Encoder)}:
-        encoder = model.get_submodule(home.name)
-        maps |= layouts(encoder, encoder.get_submodule(home.patches))
+        module: Any = model.get_submodule(home.name)
+        maps |= layouts(module, module.get_submodule(home.patches))
     hosts: dict[str, Host | str] = {}
-    for name, home in homes.items():
+    for name, encoder in homes.items():
         attention = model.get_submodule(name)
-        layout = maps[attention] if isinstance(home, Encoder) else home
+        layout = maps[attention] if isinstance(encoder, Encoder) else encoder
         hosts[name] = Host(attention, layout) if isinstance(layout, Layout) else layout
     return hosts
 
@@ -223,7 +223,7 @@ def _checkpoint(checkpoint: Callable[..., Any], function: Callable[..., Any], *a
     return checkpoint(partial(_on_map, _current(), function), *args)
 
 
-def _on_map(size: MapSize, function: Callable[..., Any], *args: Any) -> Any:
+def _on_map(size: Any, function: Callable[..., Any], *args: Any) -> Any:
     _push(size)
     try:
         return function(*args)
@@ -231,7 +231,7 @@ def _on_map(size: MapSize, function: Callable[..., Any], *args: Any) -> Any:
         _leave()
 
 
-class _Linear(vit.Linearized):
+class _Linear(vit.Linearized, PreTrainedModel):
     """Methods of a linearized model, and of the models inside of it around its attentions."""
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
@@ -256,8 +256,11 @@ class _Linear(vit.Linearized):
         )
 
     def _set_gradient_checkpointing(
-        self, enable=True, gradient_checkpointing_func=checkpoint, **kwargs
-    ):
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable[..., Any] = checkpoint,
+        **kwargs: Any,
+    ) -> None:
         function = partial(_checkpoint, gradient_checkpointing_func)
         super()._set_gradient_checkpointing(enable, function, **kwargs)
 
@@ -308,7 +311,7 @@ def _restore(model: nn.Module) -> None:
         install(model, built, {}, Note([*built], InnerOptions.of('linearize', **options)))
 
 
-def linear_class(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
+def linear_class(source: Any) -> Any:
     """The class of a linearized model, whose `from_pretrained` loads what the model saves."""
     return vit.linear_class(_Linear, source)
 

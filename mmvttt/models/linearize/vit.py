@@ -195,13 +195,13 @@ class _OnImages(Linearized):
 
 
 @lru_cache(maxsize=256)
-def linear_class(methods: type[Linearized], source: Any) -> Any:
+def linear_class(methods: Any, source: Any) -> Any:
     """The class of a linearized model: methods of ours before the source's."""
     of_source = dict(__module__=source.__module__, __qualname__=source.__qualname__)
     return type(source.__name__, (methods, source), {**of_source, 'source': source})
 
 
-def _blank(methods: type[Linearized], source: Any) -> Any:
+def _blank(methods: Any, source: Any) -> Any:
     cls = linear_class(methods, source)
     return cls.__new__(cls)
 

@@ -1,0 +1,415 @@
+"""TTT in transformers' vision models: which are taken, and what people do with them."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from mmvttt.checkpoints.load import load_pretrained
+from mmvttt.deploy.export import export_module
+from mmvttt.errors import OptionError, UsageError
+from mmvttt.models.backbones import TimmViT
+from mmvttt.models.distillation import distillation_losses, new_parameters
+from mmvttt.models.linearize import linearize
+
+from .building import SOFTMAX, shaken
+
+T = pytest.importorskip('transformers', reason='needs transformers')
+transformers = pytest.importorskip('mmvttt.models.linearize.transformers')
+
+WIDTH = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+MLP = dict(WIDTH, intermediate_size=64)
+VIT = dict(MLP, image_size=48, patch_size=8)
+DINO = dict(WIDTH, image_size=48, patch_size=8, mlp_ratio=2)
+TEXT = dict(MLP, vocab_size=20, max_position_embeddings=8)
+LLAMA = T.LlamaConfig(**TEXT, num_key_value_heads=2)
+GEMMA = T.GemmaConfig(**TEXT, num_key_value_heads=1, head_dim=16)
+DINOV2 = T.Dinov2Config(**DINO, out_features=['stage1', 'stage2'], reshape_hidden_states=False)
+DEPTH = dict(
+    backbone_config=DINOV2, reassemble_hidden_size=32, neck_hidden_sizes=[16, 32], patch_size=8,
+    reassemble_factors=[2, 1], fusion_hidden_size=16, head_in_index=-1, head_hidden_size=8,
+)  # fmt: skip
+DETR = dict(
+    backbone_config=T.Dinov2Config(**DINO, out_features=['stage2']),
+    use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, d_model=32,
+    encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+    encoder_ffn_dim=32, decoder_ffn_dim=32, num_queries=4,
+)  # fmt: skip
+# Class, without Config; its options; tokens in front of the map and behind it; `where`.
+TAKEN: dict[str, tuple[str, dict[str, Any], tuple[int, int], Any]] = {
+    'ViT': ('ViTForImageClassification', VIT, (1, 0), 'all'),
+    'DeiT': ('DeiTForImageClassification', VIT, (2, 0), 'all'),
+    'Dinov2': ('Dinov2ForImageClassification', DINO, (1, 0), 'all'),
+    'Dinov2WithRegisters': ('Dinov2WithRegistersModel', DINO, (5, 0), 'all'),
+    'DINOv3ViT': ('DINOv3ViTModel', dict(VIT, num_register_tokens=4), (5, 0), 'all'),
+    'SiglipVision': ('SiglipVisionModel', VIT, (0, 0), 'all'),
+    'CLIP': ('CLIPModel', dict(vision_config=VIT, text_config=TEXT), (1, 0), 'all'),
+    'IJepa': ('IJepaForImageClassification', VIT, (0, 0), 'all'),
+    'VitPoseBackbone': (
+        'VitPoseBackbone', dict(VIT, image_size=[32, 48], patch_size=[8, 8]), (0, 0), 'all',
+    ),
+    'DPT': (
+        'DPTForDepthEstimation',
+        {
+            **VIT, 'num_hidden_layers': 4, 'backbone_out_indices': [0, 1, 2, 3],
+            'neck_hidden_sizes': [8] * 4, 'fusion_hidden_size': 8,
+        },
+        (1, 0), 'all',
+    ),
+    'DepthAnything': ('DepthAnythingForDepthEstimation', DEPTH, (1, 0), 'all'),
+    'Yolos': (
+        'YolosForObjectDetection', dict(VIT, image_size=[48, 48], num_detection_tokens=3),
+        (1, 3), 'all',
+    ),
+    'Eomt': (
+        'EomtForUniversalSegmentation',
+        dict(DINO, num_blocks=1, num_queries=3, num_upscale_blocks=1), (5, 0), [0],
+    ),
+    'Llava': (
+        'LlavaForConditionalGeneration',
+        dict(vision_config=T.CLIPVisionConfig(**VIT), text_config=LLAMA, image_token_index=19),
+        (1, 0), 'all',
+    ),
+    'PaliGemma': (
+        'PaliGemmaForConditionalGeneration',
+        dict(vision_config=T.SiglipVisionConfig(**VIT, projection_dim=32), text_config=GEMMA,
+             image_token_index=19, projection_dim=32, hidden_size=32),
+        (0, 0), 'all',
+    ),
+    'Detr': ('DetrForObjectDetection', DETR, (1, 0), 'all'),
+}  # fmt: skip
+# The same → a word of the reason.
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    'Siglip2Vision': ('Siglip2VisionModel', dict(MLP, patch_size=8, num_patches=36), 'packed'),
+    'Qwen2VL': (
+        'Qwen2VLForConditionalGeneration',
+        dict(
+            vision_config=dict(depth=1, embed_dim=32, num_heads=2, hidden_size=32, patch_size=8),
+            text_config=dict(MLP, vocab_size=20, num_key_value_heads=2,
+                rope_scaling=dict(rope_type='default', mrope_section=[2, 3, 3])),
+        ),
+        'packed',
+    ),
+    'VideoMAE': ('VideoMAEModel', dict(VIT, num_frames=4), 'tubes'),
+    'ViTMAE': ('ViTMAEModel', VIT, 'dropped'),
+    'Beit': ('BeitModel', dict(VIT, use_relative_position_bias=True), 'biases'),
+    'SamVision': (
+        'SamVisionModel',
+        dict(WIDTH, image_size=48, patch_size=8, mlp_dim=32, output_channels=8), 'outside',
+    ),
+    'Eomt': (
+        'EomtForUniversalSegmentation',
+        dict(DINO, num_blocks=1, num_queries=3, num_upscale_blocks=1), 'mask',
+    ),
+    'RfDetrDinov2': (
+        'RfDetrDinov2Backbone',
+        dict(WIDTH, image_size=64, patch_size=8, num_windows=2, out_features=['stage2']), 'windows',
+    ),
+    'ViT': ('ViTModel', dict(VIT, attention_probs_dropout_prob=0.1), 'dropout'),
+}  # fmt: skip
+
+
+def build(name: str, linear: bool = True, **options: Any) -> Any:
+    kind, config, _, where = TAKEN[name]
+    torch.manual_seed(0)
+    model = getattr(T, kind)(getattr(T, f'{name}Config')(**copy.deepcopy(config)))
+    if linear:
+        linearize(model, where, **options)
+    return shaken(model)
+
+
+def image(h: int = 48, w: int = 48, batch: int = 2) -> Tensor:
+    return torch.randn(batch, 3, h, w, generator=torch.Generator().manual_seed(1))
+
+
+def encoder(model: nn.Module) -> nn.Module:
+    return model.get_submodule(
+        next(
+            iter({e.name for e in transformers.encoders(model).values() if not isinstance(e, str)})
+        )
+    )
+
+
+def first(output: Any) -> Tensor:
+    return next(y for y in output.to_tuple() if isinstance(y, Tensor))
+
+
+def outputs(model: nn.Module, images: Tensor) -> Tensor:
+    """Tokens of the encoder, or the classes or the depth of a whole model."""
+    whole = type(model).__name__.endswith(('Classification', 'DepthEstimation', 'Detection'))
+    output = (model if whole else encoder(model))(pixel_values=images)
+    return output.feature_maps[-1] if 'feature_maps' in output else first(output)
+
+
+@pytest.mark.parametrize('name', TAKEN)
+def test_a_family(name: str, tmp_path: Path) -> None:
+    """Softmax put back, gradients, and a folder, of each family's own class."""
+    *_, layout, where = TAKEN[name]
+    side = (32, 48) if name == 'VitPoseBackbone' else (48, 48)
+    source, same = build(name, linear=False), build(name, linear=False)
+    record = linearize(same, where, **SOFTMAX)
+    x = image(*side)
+    # fp32, the same sums in another order.
+    torch.testing.assert_close(outputs(same, x), outputs(source, x), rtol=1e-4, atol=1e-4)
+    assert not record.gone
+    model = build(name)
+    layers = [m for m in model.modules() if isinstance(m, transformers.TTT)]
+    assert {m.layout for m in layers} == {layout}
+    assert all(f'{n}.ttt.inner.w1' in model.state_dict() for n in record.replaced)
+    assert not [n for n in record.replaced if 'language' in n or 'text' in n or 'decoder' in n]
+    y = outputs(model, x)
+    y.square().mean().backward()
+    new = new_parameters(model)
+    # A class token's score needs no queries of the last map, and shallow necks only the last block.
+    gradients = [n for n, p in model.named_parameters() if n in new and p.grad is not None]
+    assert len(gradients) == len(new)
+    assert y.isfinite().all()
+    missing = model.load_state_dict(source.state_dict(), strict=False)
+    assert {*missing.missing_keys} == new
+    assert not missing.unexpected_keys
+    y = outputs(model, x)
+    model.save_pretrained(tmp_path)
+    again = transformers.from_pretrained(getattr(T, TAKEN[name][0]), tmp_path).eval()
+    assert torch.equal(outputs(again, x), y)
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_cannot_be_right_is_refused(name: str) -> None:
+    kind, options, reason = REFUSED[name]
+    model = getattr(T, kind)(getattr(T, f'{name}Config')(**options))
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    with pytest.raises(OptionError, match=reason):
+        linearize(model)
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert model.training
+    assert 'mmvttt' not in model.config.to_json_string()
+
+
+def renamed(source: nn.Module, names: list[str]) -> dict[str, Tensor]:
+    """Weights of transformers' layers under the names of timm's blocks."""
+    theirs = {
+        n: n.replace('blocks.', 'layers.').replace('.attn.', '.attention.ttt.') for n in names
+    }
+    return {name: source.state_dict()[other] for name, other in theirs.items()}
+
+
+@pytest.mark.parametrize(('h', 'w'), [(48, 48), (32, 64), (64, 32)])
+def test_the_twin_of_timm_gives_the_same_tokens(h: int, w: int, tmp_path: Path) -> None:
+    config = T.ViTConfig(**dict(VIT, image_size=(h, w), layer_norm_eps=1e-6))
+    source = shaken(T.ViTModel(config))
+    source.save_pretrained(tmp_path)
+    options = dict(
+        img_size=(h, w), patch_size=8,
+        model_options=dict(embed_dim=32, depth=2, num_heads=2, mlp_ratio=2),
+    )  # fmt: skip
+    twin = TimmViT('vit_small_patch16_224', linearize=dict(), **options).eval().double()
+    load_pretrained(twin, tmp_path)
+    linearize(source.double())
+    twin.load_state_dict(renamed(source, [*new_parameters(twin)]), strict=False)
+    x, hw = twin.embed(image(h, w).double())
+    for i in range(2):
+        x = twin.run_block(i, x, hw)
+    actual = source(image(h, w).double()).last_hidden_state
+    torch.testing.assert_close(twin.norm(x), actual, rtol=1e-6, atol=1e-6)
+
+
+def test_configs_say_how_a_model_is_linearized(tmp_path: Path) -> None:
+    model = build('DepthAnything', inner=dict(type='MLP', ratio=2), key_norm='rms')
+    model.save_pretrained(tmp_path)
+    auto = T.AutoModelForDepthEstimation
+    x = image(48, 64)
+    for again in (
+        transformers.from_pretrained(auto, tmp_path),
+        type(model).from_pretrained(tmp_path, attn_implementation='eager'),
+    ):
+        assert torch.equal(again.eval()(x).predicted_depth, model(x).predicted_depth)
+    # The backbone has it from its own config.
+    model.backbone.save_pretrained(tmp_path / 'backbone')
+    backbone = transformers.from_pretrained(T.AutoBackbone, tmp_path / 'backbone').eval()
+    assert torch.equal(backbone(x).feature_maps[-1], model.backbone(x).feature_maps[-1])
+    # As a softmax model, with mmvttt and without.
+    with pytest.raises(UsageError, match='from_pretrained'):
+        auto.from_pretrained(tmp_path)(x)
+    code = f'import transformers; transformers.{auto.__name__}.from_pretrained({str(tmp_path)!r})'
+    process = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert process.returncode
+    assert 'mmvttt.models.linearize.transformers' in process.stderr.splitlines()[-1]
+    # The source's weights.
+    source = build('DepthAnything', linear=False)
+    source.save_pretrained(tmp_path / 'source')
+    with pytest.raises(OptionError, match='linearize'):
+        transformers.from_pretrained(auto, tmp_path / 'source')
+    again = type(model).from_pretrained(tmp_path / 'source', config=model.config)
+    for name, parameter in again.named_parameters():
+        if name in new_parameters(again):
+            assert 0 < parameter.abs().max() < 10
+        else:
+            assert torch.equal(parameter, source.state_dict()[name]), name
+    config = tmp_path / 'backbone' / 'config.json'
+    for old, new in (('"MLP"', '"os.system"'), ('layer.0.', 'layer.7.')):
+        text = config.read_text()
+        config.write_text(text.replace(old, new))
+        with pytest.raises(OptionError, match=new.strip('"')):
+            transformers.from_pretrained(T.AutoBackbone, tmp_path / 'backbone')
+        config.write_text(text)
+
+
+def test_what_a_linearized_attention_does_not_have() -> None:
+    model, x = build('ViT'), image()
+    tokens = torch.ones(2, 37)
+    expected = model(x).logits
+    with pytest.raises(OptionError, match='output_attentions'):
+        model(x, output_attentions=True)
+    with pytest.raises(OptionError, match='mask'):
+        model(x, attention_mask=tokens.tril())
+    assert torch.equal(model(x, attention_mask=tokens).logits, expected)
+    with pytest.warns(UserWarning, match='softmax'):
+        model.set_attn_implementation('eager')
+    assert torch.equal(model(x).logits, expected)
+    with pytest.raises(OptionError, match='size of its map'):
+        model.vit.layers[0](torch.randn(1, 37, 32))
+    for mistake in (lambda: linearize(model), lambda: build('ViT', step='dynamic')):
+        with pytest.raises(OptionError):
+            mistake()
+    with pytest.raises(UsageError, match='weights'), torch.device('meta'):
+        linearize(T.ViTModel(T.ViTConfig(**VIT)))
+
+
+@pytest.mark.parametrize('name', ['ViT', 'SiglipVision', 'DepthAnything', 'Yolos'])
+def test_the_size_of_a_map_is_of_its_call(name: str) -> None:
+    """Threads, copies, recomputation of two images in flight, and a call that fails."""
+    model = build(name)
+    square = name in ('SiglipVision', 'ViT')
+    images = [image(48, 48)] * 2 if square else [image(32, 64, 1), image(64, 32, 1)] * 2
+    expected = [outputs(model, x) for x in images]
+    results: dict[int, Tensor] = {}
+    threads = [
+        Thread(target=lambda i=i, x=x: results.update({i: outputs(model, x)}))
+        for i, x in enumerate(images)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(results[i], y) for i, y in enumerate(expected))
+    # transformers' backbones and capturing hooks cannot be pickled.
+    again = [pickle.loads(pickle.dumps(build(name)))] if name == 'ViT' else []
+    for same in (copy.deepcopy(model), *again):
+        assert torch.equal(outputs(same, images[0]), expected[0])
+    gradients = []
+    for reentrant in (None, False, True):
+        twin = copy.deepcopy(model).train()
+        if reentrant is not None:
+            twin.gradient_checkpointing_enable(dict(use_reentrant=reentrant))
+        inputs = [x.clone().requires_grad_() for x in images]
+        losses = [outputs(twin, x).square().mean() for x in inputs]
+        for loss in losses:
+            loss.backward()
+        gradients.append({n: p.grad for n, p in twin.named_parameters() if p.grad is not None})
+    for actual in gradients[1:]:
+        for key, gradient in gradients[0].items():
+            torch.testing.assert_close(actual[key], gradient, rtol=1e-5, atol=1e-7)
+    with pytest.raises((RuntimeError, ValueError)):
+        outputs(model, image(48, 48)[:, :2])
+    assert transformers._current() is None
+
+
+@pytest.mark.parametrize('name', ['ViT', 'SiglipVision', 'DINOv3ViT', 'DepthAnything'])
+def test_compiled_and_exported(name: str, tmp_path: Path) -> None:
+    pytest.importorskip('onnxruntime')
+    model, x = build(name), image(48, 48)
+    compiled = torch.compile(model, fullgraph=True, backend='eager')
+    torch.testing.assert_close(outputs_of(compiled, x), outputs_of(model, x))
+    with torch.autocast('cpu', torch.bfloat16):
+        torch.testing.assert_close(outputs_of(model, x), outputs_of(model, x))
+    half = copy.deepcopy(model).bfloat16()
+    assert outputs_of(half, x.bfloat16()).dtype == torch.bfloat16
+    if name != 'DepthAnything':
+        return
+    run = export_module(_Tensors(model).eval(), x, tmp_path / 'a.onnx', fixed_size=True)
+    torch.testing.assert_close(
+        torch.as_tensor(run(x)[0]), outputs_of(model, x), rtol=1e-3, atol=1e-4
+    )
+
+
+def outputs_of(model: nn.Module, x: Tensor) -> Tensor:
+    return first(model(pixel_values=x))
+
+
+class _Tensors(nn.Module):
+    """A model of transformers as a function of images."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(pixel_values=x, return_dict=False)[0]
+
+
+def test_a_pipeline() -> None:
+    processor = T.DPTImageProcessor(
+        size=dict(height=48, width=48), ensure_multiple_of=8, keep_aspect_ratio=True
+    )
+    picture = Image.fromarray(np.arange(40 * 60 * 3, dtype=np.uint8).reshape(40, 60, 3))
+    model = build('DepthAnything')
+    depth = T.pipeline('depth-estimation', model=model, image_processor=processor)(picture)
+    x = processor(picture, return_tensors='pt').pixel_values
+    expected = interpolate(model(x).predicted_depth[:, None], (40, 60), mode='bicubic')[0, 0]
+    torch.testing.assert_close(depth['predicted_depth'], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_trainer_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A folder of tests is called datasets.
+    monkeypatch.setattr('transformers.trainer.is_datasets_available', lambda: False)
+    data = [dict(pixel_values=image()[0], labels=i % 2) for i in range(4)]
+
+    def train(folder: str, resume: bool = False, steps: int = 2, **options: Any) -> Any:
+        arguments = T.TrainingArguments(
+            str(tmp_path / folder), max_steps=steps, save_steps=1, report_to=[], use_cpu=True,
+            per_device_train_batch_size=2, lr_scheduler_type='constant', optim='sgd', **options,
+        )  # fmt: skip
+        trainer = T.Trainer(build('ViT'), arguments, train_dataset=data)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer.model.state_dict()
+
+    whole = train('whole', gradient_checkpointing=True)
+    train('parts', steps=1)
+    parts = train('parts', resume=True)
+    for name, tensor in parts.items():
+        torch.testing.assert_close(tensor, whole[name], rtol=1e-4, atol=1e-5)
+    again = transformers.from_pretrained(
+        T.AutoModelForImageClassification, tmp_path / 'parts' / 'checkpoint-2'
+    )
+    assert all(torch.equal(tensor, parts[name]) for name, tensor in again.state_dict().items())
+
+
+def test_peft_trains_what_is_new() -> None:
+    peft = pytest.importorskip('peft')
+    model = build('ViT', linear=False)
+    record = linearize(model)
+    options = dict(target_modules=['q_proj'], modules_to_save=record.modules_to_save)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**options))
+    adapted(pixel_values=image()).logits.square().mean().backward()
+    trained = [n for n, p in adapted.named_parameters() if p.grad is not None]
+    assert sum('.ttt.modules_to_save.' in n for n in trained) == len(record.new)
+
+
+def test_distillation_of_an_encoder() -> None:
+    source, twin = build('DepthAnything', linear=False), build('DepthAnything')
+    losses = distillation_losses(source, twin, image())
+    assert {'explained_0', 'explained_1', 'explained_last'} < losses.keys()
+    losses['loss_distil'].backward()
+    same = build('DepthAnything', linear=False)
+    linearize(same, **SOFTMAX)
+    assert distillation_losses(source, same, image())['explained_last'] > 0.9999
