@@ -300,6 +300,7 @@ def _unpacked(archive: Path, work_dir: Path | None) -> Path:
                 raise DataError(f'{os.fspath(archive)!r} would unpack to {size} bytes: unpack it')
             file.extractall(partial)
     except (zipfile.BadZipFile, RuntimeError, OSError, ValueError) as error:
+        shutil.rmtree(partial)
         raise DataError(f'{os.fspath(archive)!r} cannot be unpacked ({error})') from error
     target.parent.mkdir(exist_ok=True)
     os.replace(partial, target)

@@ -70,10 +70,14 @@ class Tree:
         self.images = [inner for inner in self.files if self._is_picture(inner)]
         self._parts: dict[str, tuple[str, ...]] = {}
         self._named: dict[str, list[str]] = defaultdict(list)
+        self._exact: dict[str, str | None] = {}
         for inner in self.images:
             self._parts[inner] = parts = tuple(normalize('NFC', inner).split('/'))
-            for name in {parts[-1], parts[-1].rpartition('.')[0]}:
+            for name in {parts[-1], os.path.splitext(parts[-1])[0]}:
                 self._named[name].append(inner)
+                where = '/'.join((*parts[:-1], name))
+                # Two pictures of one stem: which of them is meant is not known.
+                self._exact[where] = None if where in self._exact else inner
         self.folders = {parts[:-1] for parts in self._parts.values()}
 
     def path(self, inner: str) -> str:
@@ -81,8 +85,12 @@ class Tree:
         return f'{self._top}/{inner}'
 
     def _walk(self, folder: str) -> Iterable[str]:
-        with os.scandir(self.path(folder)) as entries:
-            listing = sorted(entries, key=lambda entry: entry.name)
+        try:
+            with os.scandir(self.path(folder)) as entries:
+                listing = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            self.left_out[folder] = f'it cannot be opened ({error.strerror})'
+            return
         if folder and any(entry.name == MARK for entry in listing):
             return
         work = os.fspath(self.work_dir) if self.work_dir else None
@@ -108,6 +116,8 @@ class Tree:
                 yield from self._walk(inner)
             elif entry.is_file():
                 yield inner
+            else:
+                self.left_out[inner] = 'it is no file: a link that leads nowhere, say'
 
     def _is_picture(self, inner: str) -> bool:
         suffix = os.path.splitext(inner)[1].lower()
@@ -178,25 +188,33 @@ class Tree:
         path may begin on another machine. Raises DataError if several folders have them.
         """
         parts = {name: _components(name) for name in names}
-        shared = common_start([path[:-1] for path in parts.values()])
-        places: dict[str, dict[str, str | None]] = {}
+        shared, bases = common_start([p[:-1] for p in parts.values()]), self.bases(folder, subset)
         for start in range(shared + 1):
-            places = {name: self._ending(path[start:]) for name, path in parts.items()}
+            paths = {name: path[start:] for name, path in parts.items()}
+            inside = [
+                {name: self._at(base, path) for name, path in paths.items()} for base in bases
+            ]
+            best = max(inside, key=lambda pictures: sum(map(bool, pictures.values())), default={})
+            if any(best.values()):
+                return best
+            places = {name: self._ending(path) for name, path in paths.items()}
             if any(places.values()):
                 break
         counts = Counter(base for options in places.values() for base in options)
-        bases = [base for base in self.bases(folder, subset) if base in counts]
-        bases.sort(key=lambda base: -counts[base])
-        if not bases:
-            part = part_of(subset) or part_of(folder)
-            same = [base for base in counts if part and part_of(base) == part] or list(counts)
-            bases = [base for base in same if counts[base] == len(places)] or same
-            if len(bases) > 1 and any(sum(b in o for b in bases) > 1 for o in places.values()):
-                raise DataError(
-                    f'the pictures of {folder or "."!r} may be in any of the folders '
-                    f'{listed(sorted(bases))}: call one of them images'
-                )
+        part = part_of(subset) or part_of(folder)
+        same = [base for base in counts if part and part_of(base) == part] or list(counts)
+        bases = [base for base in same if counts[base] == len(places)] or same
+        if len(bases) > 1 and any(sum(b in o for b in bases) > 1 for o in places.values()):
+            raise DataError(
+                f'the pictures of {folder or "."!r} may be in any of the folders '
+                f'{listed(sorted(bases))}: call one of them images'
+            )
         return {name: next((p[b] for b in bases if b in p), None) for name, p in places.items()}
+
+    def _at(self, base: str, path: tuple[str, ...]) -> str | None:
+        """The picture at a path in a folder, without its suffix if need be."""
+        inner = '/'.join((base, *path) if base else path)
+        return self._exact.get(inner) or self._exact.get(unquote(inner))
 
     def _ending(self, path: tuple[str, ...]) -> dict[str, str | None]:
         """Pictures whose path ends so, by the folder before that; None if there are two in it."""

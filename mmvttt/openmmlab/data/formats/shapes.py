@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from ..write_coco import coco_box
 
 # Label Studio puts eight digits before the name of an uploaded file.
 _UPLOADED = re.compile(r'^[0-9a-f]{8}-')
+_LABELS = 'rectanglelabels', 'polygonlabels'
 # A picture: its name, its part, (height, width) as annotated, and its objects.
 Entry = tuple[str, str, tuple[Any, Any], list[dict]]
 
@@ -79,10 +81,10 @@ def cvat(tree: Tree) -> Reading:
                 name, at = item.get('label', ''), item.get
                 try:
                     if item.tag == 'box':
-                        corners = [float(at(k) or '') for k in ('xtl', 'ytl', 'xbr', 'ybr')]
+                        x, y, u, v = (float(at(k) or '') for k in ('xtl', 'ytl', 'xbr', 'ybr'))
                         if float(at('rotation') or 0):
                             raise ValueError('rotated boxes')
-                        objects.append(coco_box(name, *corners))
+                        objects.append(_outline(name, [(x, y), (u, v)], False))
                     elif item.tag == 'polygon':
                         points = [[*map(float, p.split(','))] for p in at('points', '').split(';')]
                         objects.append(_outline(name, points, True))
@@ -95,7 +97,7 @@ def cvat(tree: Tree) -> Reading:
                         skipped[item.tag] += 1
                 except ValueError as error:
                     skipped[f'{item.tag} ({error})'] += 1
-            size = int(image.get('height') or 0), int(image.get('width') or 0)
+            size = image.get('height'), image.get('width')
             entry = image.get('name', ''), part_of(image.get('subset') or ''), size, objects
             folders[source.rpartition('/')[0]].append(entry)
     return _finish(tree, reading, folders, skipped, 'pictures in its XML')
@@ -117,18 +119,18 @@ def label_studio(tree: Tree) -> Reading:
             file = name.rpartition('/')[2]
             if not tree.has(file):
                 name = _UPLOADED.sub('', file)
-            answers = [a for a in task['annotations'] if not a.get('was_cancelled')]
-            if not answers:
-                continue
-            skipped['another annotator'] += len(answers) - 1
-            objects, size, count = [], (0, 0), len(reading.broken)
-            for item in answers[0].get('result', ()):
-                value = item.get('value', {})
-                kind = next((k for k in ('rectanglelabels', 'polygonlabels') if value.get(k)), None)
-                if kind is None or item.get('image_rotation') or value.get('rotation'):
-                    skipped[item.get('type', 'result')] += 1
+            objects, size = [], (0, 0)
+            try:
+                answers = [a for a in task['annotations'] if not a.get('was_cancelled')]
+                if not answers:
                     continue
-                try:
+                skipped['another annotator'] += len(answers) - 1
+                for item in answers[0].get('result', ()):
+                    value = item.get('value', {})
+                    kind = next((k for k in _LABELS if value.get(k)), None)
+                    if kind is None or item.get('image_rotation') or value.get('rotation'):
+                        skipped[item.get('type', 'result')] += 1
+                        continue
                     width, height = item['original_width'], item['original_height']
                     size, points = (height, width), value.get('points')
                     if kind == 'rectanglelabels':
@@ -136,10 +138,9 @@ def label_studio(tree: Tree) -> Reading:
                         points = [[x, y], [x + w, y + h]]
                     points = [[x * width / 100, y * height / 100] for x, y in points]
                     objects.append(_outline(value[kind][0], points, kind == 'polygonlabels'))
-                except (LookupError, TypeError, ValueError) as error:
-                    reading.broken[f'{source}: {name}'] = f'{type(error).__name__}: {error}'
-            if len(reading.broken) == count:
                 folders[source.rpartition('/')[0]].append((name, '', size, objects))
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                reading.broken[f'{source}: {name}'] = f'{type(error).__name__}: {error}'
     return _finish(tree, reading, folders, skipped, 'tasks in its JSON')
 
 
@@ -155,6 +156,8 @@ def _outline(name: Any, points: Iterable[Sequence[float]], polygon: bool) -> dic
     if not isinstance(name, str) or not name:
         raise ValueError('an object has no label')
     points = [(float(x), float(y)) for x, y in points]
+    if not all(math.isfinite(n) for point in points for n in point):
+        raise ValueError('a number is not finite')
     xs, ys = zip(*points, strict=True)
     mask = dict(segmentation=[[n for point in points for n in point]]) if polygon else {}
     return coco_box(name, min(xs), min(ys), max(xs), max(ys), **mask)
@@ -187,7 +190,8 @@ def _finish(
             if inner is None:
                 reading.broken[f'{folder}: {name}'] = 'there is no such picture'
             elif not reading.repeated(inner, folder):
-                image = dict(height=height, width=width) if height and width else {}
+                noted = all(str(side).isdecimal() for side in (height, width))
+                image = dict(height=int(height), width=int(width)) if noted else {}
                 reading.add(tree, inner, part or part_of(inner), objects, image=image)
     reading.notes += [f'{n} annotations are not read: {kind}' for kind, n in skipped.items() if n]
     reading.classes.sort()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from xml.etree.ElementTree import Element
 
@@ -57,7 +58,7 @@ def _add(tree: Tree, reading: Reading, folder: str, roots: dict[str, Element]) -
             sides = (int(float(root.findtext(f'size/{s}') or 0)) for s in ('height', 'width'))
             height, width = sides
             objects = [_object(item) for item in root.iter('object')]
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             reading.broken[source] = str(error)
             reading.left_out[inner] = 'its label cannot be read'
             continue
@@ -70,6 +71,9 @@ def _object(item: Element) -> dict:
         raise ValueError('an object has no <name>')
     if item.find('bndbox') is None:
         raise ValueError('an object has no <bndbox>: rotated boxes are not read')
-    box = coco_box(name, *(float(item.findtext(f'bndbox/{s}') or '') for s in _CORNERS))
+    corners = [float(item.findtext(f'bndbox/{s}') or '') for s in _CORNERS]
+    if not all(map(math.isfinite, corners)):
+        raise ValueError(f'a box is {corners}')
+    box = coco_box(name, *corners)
     # An evaluation ignores these, as VOC's does.
     return box | dict(iscrowd=int(item.findtext('difficult', '0').strip() == '1'))

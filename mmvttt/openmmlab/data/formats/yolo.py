@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -48,17 +48,16 @@ def read(tree: Tree) -> Reading:
         rows = (line.partition('=')[::2] for line in tree.content(source, read_lines) or ())
         _follow(tree, reading, source, {k.strip(): v.strip() for k, v in rows})
     names = names or read_names(tree, reading)
+    names = [names] if isinstance(names, str) else names
     try:
-        names = {
-            int(k): v
-            for k, v in (names if isinstance(names, dict) else dict(enumerate(names))).items()
-        }
+        pairs = names.items() if isinstance(names, dict) else enumerate(names)
+        names = {int(number): name for number, name in pairs}
     except (TypeError, ValueError):
         names = {}
     if not all(isinstance(name, str) and name for name in names.values()):
         names = {}
-    if twice := [name for name in names.values() if [*names.values()].count(name) > 1][:1]:
-        reading.lacks.append(f'two classes have the name {twice[0]!r}')
+    if twice := [name for name, count in Counter(names.values()).items() if count > 1]:
+        reading.lacks.append(f'several classes have the name {twice[0]!r}')
     if not names:
         reading.lacks += [w for s, w in tree.left_out.items() if s.endswith(('.yaml', '.yml'))]
         reading.lacks.append('no names of the classes: write them into classes.txt, one a line')
@@ -91,7 +90,7 @@ def _read_labels(
     for inner, source in pairs.items():
         reading.used.add(source)
         try:
-            rows[inner] = _rows(read_text(tree.path(source)), names)
+            rows[inner] = _rows(read_text(tree.path(source)), names, shape is not None)
         except ValueError as error:
             reading.broken[source] = str(error)
             images.discard(inner)
@@ -127,7 +126,7 @@ def _read_labels(
         reading.add(tree, inner, part_of(inner), objects, image=size)
 
 
-def _rows(text: str, names: dict[int, str]) -> dict[int, np.ndarray]:
+def _rows(text: str, names: dict[int, str], points: bool) -> dict[int, np.ndarray]:
     """The numbers of a label's lines, by how many a line has; raises ValueError."""
     lines: dict[int, list[list[str]]] = defaultdict(list)
     for line in text.split('\n'):
@@ -139,8 +138,8 @@ def _rows(text: str, names: dict[int, str]) -> dict[int, np.ndarray]:
             raise ValueError(f'class {min(unknown):g} is none of {listed([*names.values()])}')
         if width < 5:
             raise ValueError(f'{width} numbers in a line: neither box nor polygon')
-        # Key points may lie outside, and have a visibility of 2.
-        shares = group[:, 1:5]
+        # Key points have a visibility of 2.
+        shares = group[:, 1 : 5 if points else None]
         if not (shares.min() >= -0.01 and shares.max() <= 1.01):
             raise ValueError('its numbers are not fractions of the picture, from 0 to 1')
     return rows
