@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +12,14 @@ from .arguments import check_device
 from .checkpoints.published import PUBLISHED, SCHEME, SHORT_NAMES
 from .distributions import missing
 from .errors import UsageError, suggest
+from .text import shown
 
 if TYPE_CHECKING:
     from .named_model import NamedModel
     from .openmmlab.apis.predictor import Predictor
+
+# A model to start from: a name or path, or a config and its checkpoint.
+Start = str | os.PathLike[str] | Sequence[str] | None
 
 
 def resolve(
@@ -87,16 +93,48 @@ def load(
     return open_model(cfg, weights, device)
 
 
-def finetune(folder: str | os.PathLike[str], start: str | None = None, **options: Any) -> Predictor:
-    """Trains on a folder of pictures, from the published weights of the name `start`.
-
-    The options, and what is raised, are those of `mmvttt.openmmlab.apis.finetune.finetune`.
-    """
-    named = None if start is None else resolve(start)
-    _require_openmmlab('a training')
+def finetune(
+    folder: str | os.PathLike[str],
+    start: Start = None,
+    *,
+    work_dir: str | os.PathLike[str] | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
+    format: str | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Predictor:
+    """Trains on a folder of pictures; see `mmvttt.openmmlab.apis.finetune.finetune`."""
+    say = _say(folder, say)
     from .openmmlab.apis.finetune import finetune
 
-    return finetune(folder, named, **options)
+    options: Any = dict(work_dir=work_dir, minutes=minutes, steps=steps, format=format, say=say)
+    return finetune(folder, start, **options)
+
+
+def plan(
+    folder: str | os.PathLike[str],
+    start: Start = None,
+    *,
+    minutes: float | None = None,
+    steps: int | None = None,
+    format: str | None = None,
+    say: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Says what `finetune` would do; see `mmvttt.openmmlab.apis.finetune_plan.plan`."""
+    say = _say(folder, say)
+    from .openmmlab.apis.finetune_plan import plan
+
+    return plan(folder, start, minutes=minutes, steps=steps, format=format, say=say)
+
+
+def _say(
+    folder: str | os.PathLike[str], say: Callable[[str], None] | None
+) -> Callable[[str], None]:
+    """What gets the lines of a report: by default `print` in a notebook. Says the first one."""
+    _require_openmmlab('a training')
+    say = say or (print if 'ipykernel' in sys.modules else lambda line: None)
+    say(f'reads     {shown(os.fspath(folder))}')
+    return say
 
 
 def _require_openmmlab(what: str) -> None:

@@ -1,11 +1,12 @@
 """Trains a model on a folder of annotated pictures, from trained weights.
 
-The folder is COCO's JSON as Roboflow and CVAT export it, YOLO, Pascal VOC, pictures with label
-maps, or a folder for each class. The same line resumes a stopped training.
+Boxes and masks (COCO, YOLO, Pascal VOC, labelme, CVAT, Label Studio), label maps, or a folder for
+each class. The same line resumes a stopped training; --plan trains nothing.
 
 example: mmvttt finetune photos
 """
 
+import json
 from functools import partial
 
 import mmvttt
@@ -16,15 +17,30 @@ def main() -> None:
     parser = cli.command_line(__doc__)
     add = parser.add_argument
     add('folder')
-    help = 'the name of published weights (`mmvttt weights`); default: by data and machine'
-    add('--from', dest='start', metavar='NAME', help=help)
+    help = (
+        "published weights (`mmvttt weights`), an earlier finetune's folder, a config and its "
+        'checkpoint, or small; default: the best that can be had'
+    )
+    add('--from', dest='start', nargs='+', metavar='NAME', help=help)
     add('--work-dir', help='where to write; default: work_dirs/finetune_<name of the folder>')
-    help = 'length of the training; default: by the number of pictures and the machine'
-    add('--steps', type=cli.positive, help=help)
-    args = parser.parse_args()
+    add(
+        '--minutes',
+        type=cli.positive_number,
+        help='length of the training; default: 10 on a CPU, 30 on a GPU',
+    )
+    add('--steps', type=cli.positive, help='its length in steps instead')
+    add('--format', help='the format of the annotations, where several would explain the folder')
+    add('--plan', action='store_true', help='print what would be done, as JSON')
+    options = vars(parser.parse_args())
     with cli.plain_errors():
+        if options.pop('plan'):
+            options.pop('work_dir')
+            content = mmvttt.plan(**options)
+            content['pictures'] = len(content['pictures'])
+            print(json.dumps(content, indent=1, ensure_ascii=False))
+            return
         try:
-            mmvttt.finetune(**vars(args), say=partial(print, flush=True))
+            mmvttt.finetune(**options, say=partial(print, flush=True))
         except (KeyboardInterrupt, SystemExit):
             # A training that has saved itself ends with status 0, for schedulers.
             print('stopped; the same command resumes it')

@@ -97,7 +97,9 @@ small_set = dict(
                 dict(type='LoadImageFromFile'),
                 dict(type='RandomResizedCrop', scale=224, crop_ratio_range=(0.35, 1.0)),
                 dict(type='RandomFlip', prob=0.5, direction='horizontal'),
-                dict(type='ColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
+                dict(
+                    type='ColorJitter', brightness=0.4, contrast=0.4, saturation=0.4, backend='cv2'
+                ),
                 dict(type='PackInputs'),
             ],
             [

@@ -138,6 +138,11 @@ def published_file(name: str) -> Path:
     return path
 
 
+def is_here(name: str) -> bool:
+    """Whether the file of `mmvttt://NAME` is on this machine."""
+    return _where(published(name))[0].is_file()
+
+
 def name_at(url: str) -> str:
     """`mmvttt://NAME` of the weights at an address, with or without a fragment; '' for others."""
     names = (row.name for row in PUBLISHED.values() if row.url == url.partition('#')[0])

@@ -2,100 +2,91 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
-import re
 import shlex
-import sys
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from mmvttt.checkpoints.published import PUBLISHED, SCHEME
-from mmvttt.checkpoints.sources import find_source
-from mmvttt.errors import CheckpointError, DataError, ResumeError, UsageError
+from mmvttt.checkpoints.atomic_write import write_whole
+from mmvttt.errors import DataError, ResumeError, UsageError
 from mmvttt.outputs import check_new_folder
+from mmvttt.text import listed, shown
 
 from ..config import load_config
 from ..data.annotations import check_annotations
-from ..data.own_folder import OwnFolder, picture_size, read_folder, write_lists
-from ..reliability.weights import checkpoints_of
-from ..tasks import class_counts, task_for
+from ..data.own_folder import OwnFolder, read_folder, write_lists
+from ..tasks import task_for
+from .finetune_config import BEST, CONFIG, LAST, complete_config, read_settings, write_config
+from .finetune_pictures import PICTURES, draw_data, draw_predictions, draw_results
+from .finetune_plan import (
+    Request,
+    checkpoint_in,
+    default_minutes,
+    off_screen,
+    planned,
+    start_names,
+)  # fmt: skip
 from .predictor import Predictor, open_model
 from .train import train
 
-# Where there is a GPU, which trains it that many times as long.
-_COCO, _LONGER = 'maskrcnn_hvit3_t_3x', 8
-_PICTURES = 8
-_CONFIG = """\
-# {pictures} pictures to train, {held_out} to validate. The command reads this file if it exists.
-_base_ = ['{base}', 'mmvttt::_base_/small_set.py']
-
-load_from = {weights!r}
-classes = {classes!r}
-size, batch_size, epochs, workers = {size}, {batch}, {epochs}, {workers}
-model, small = _base_.model, _base_.small_set
-{model}
-
-optim_wrapper, param_scheduler = small.optim_wrapper, small.param_scheduler
-optim_wrapper.optimizer.lr = {rate}
-train_dataloader, val_dataloader = small.{kind}.train_dataloader, small.{kind}.val_dataloader
-train_dataloader.batch_size, val_evaluator = batch_size, small.{kind}.evaluator
-train_dataloader.num_workers = val_dataloader.num_workers = workers
-train_data, val_data = train_dataloader.dataset, val_dataloader.dataset
-train_data.data_root = val_data.data_root = {root!r}
-train_data.metainfo = val_data.metainfo = dict(classes=classes)
-train_data.update({train})
-val_data.update({val})
-{lines}
-test_dataloader, test_evaluator = val_dataloader, val_evaluator
-train_cfg, default_hooks = small.train_cfg, small.default_hooks
-log_processor, randomness = small.log_processor, small.randomness
-train_cfg.max_epochs = epochs
-train_cfg.val_interval = default_hooks.checkpoint.interval = max(1, epochs // 6)
-"""
-_LINES = {
-    'COCO': """\
-train_data.pipeline[2].scale = val_data.pipeline[1].scale = size
-train_data.pipeline[3].crop_size = size[::-1]
-val_evaluator.ann_file = val_data.ann_file""",
-    'maps': """\
-train_data.pipeline[2].scale = val_data.pipeline[1].scale = size
-train_data.pipeline[3].crop_size = model.data_preprocessor.size""",
-    'lists': """\
-train_data.pipeline[1].scale = val_data.pipeline[1].scale = val_data.pipeline[2].crop_size = size
-model.data_preprocessor = dict(model.get('data_preprocessor', {}), num_classes=len(classes))""",
+_LISTED = 20
+_HISTORY, _REPORT = 'history.jsonl', 'report.json'
+# What the table has of each class, by the first measure of the task.
+_RESULTS = {
+    'coco/bbox_mAP': 'box AP',
+    'coco/segm_mAP': 'mask AP',
+    'mIoU': 'IoU',
+    'accuracy/top1': 'correct',
 }
+# Without a validation for so long, a line says the loss.
+_SECONDS = 30
 
 
 def finetune(
     folder: str | os.PathLike[str],
-    start: tuple[str, str] | None = None,
+    start: str | os.PathLike[str] | Sequence[str] | None = None,
     *,
     work_dir: str | os.PathLike[str] | None = None,
+    minutes: float | None = None,
     steps: int | None = None,
+    format: str | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Predictor:
     """Trains on a folder of pictures from trained weights. The same call resumes a stopped one.
 
     Args:
-        folder: COCO's JSON as Roboflow and CVAT export it, YOLO, Pascal VOC, pictures with label
+        folder: COCO's JSON, YOLO, Pascal VOC, labelme, CVAT or Label Studio, pictures with label
             maps, or a folder for each class. Without a validation part a fifth is held out.
-        start: A config and its weights. By default a detector of COCO where there is a GPU and its
-            file can be had, else a small model of mmvttt's.
+        start: The name of published weights; the folder of an earlier `finetune`, or a checkpoint
+            in it; a config and its checkpoint; or 'small', a model that comes with mmvttt. By
+            default the best of the task whose file is there or can be downloaded.
         work_dir: Folder of the config, the run and the pictures; default:
-            `work_dirs/finetune_FOLDER`.
-        steps: Length of the training; default: by the number of pictures and the machine.
+            `work_dirs/finetune_FOLDER`. A longer training than the one in it is continued in a
+            folder beside it.
+        minutes: Length of the training; default: 10 on a CPU, 30 on a GPU, or less where that is
+            enough.
+        steps: Length of the training in steps, in place of `minutes`.
+        format: The format of the annotations, see `read_folder`; default: the one that explains the
+            folder.
         say: Gets the lines of the report, e.g. `print`.
 
     Returns:
-        The trained model, as `mmvttt.load` returns it.
+        The trained model with its best weights, as `mmvttt.load` returns it. Its `metrics` are the
+        results on the validation part, its `table` rows of (class, pictures, result), its `folder`
+        the one with the config, the checkpoints and the pictures.
 
     Raises:
         DataError: The folder is in none of the formats, or has errors.
@@ -105,184 +96,244 @@ def finetune(
     """
     root = Path(folder).expanduser().resolve()
     out = Path(work_dir or Path('work_dirs', f'finetune_{root.name}')).resolve()
+    request = Request(start_names(start), minutes, steps, format)
+    out, own, begin = _folder(root, out, request)
     check_new_folder(out)
-    data = read_folder(root)
+    data = read_folder(root, format, work_dir=out)
     say(
-        f'{root}: {data.format}, {len(data.train)} + {len(data.val)} pictures, {data.task} of '
-        f'{", ".join(data.classes[:_PICTURES])}{", …" if len(data.classes) > _PICTURES else ""}'
+        f'{shown(root)}: {data.format}, {len(data.train)} + {len(data.val)} pictures, '
+        f'{data.task} of {listed(data.classes)}'
     )
     for note in data.notes:
         say(f'  {note}')
-    config, run = out / 'config.py', out / 'run'
-    given = ('--from', start and start[0]), ('--steps', steps)
-    options = ''.join(f' {option} {value}' for option, value in given if value)
-    command = f'# mmvttt finetune {root}{options}'
-    new = not config.exists()
-    if new:
-        base, weights = _choose(start, data.task, say)
-    elif (former := config.read_text(encoding='utf-8').partition('\n')[0]) != command:
-        raise UsageError(
-            f'{os.fspath(out)!r} is of "{former[2:]}": repeat that, or give another --work-dir'
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    # Again at each call, because the folder may have been corrected since.
-    lists = dict(write_lists(data, out))
-    if new:
-        text = _config(data, lists, base, weights, steps)
-        config.write_text(f'{command}\n{text}', encoding='utf-8')
-    cfg = load_config(config)
-    for findings in check_annotations(cfg, ('train', 'val')):
-        if findings.errors:
-            if new:
-                config.unlink()
-            raise DataError(f'{findings.key}: {findings.errors[0]}')
-        for warning in findings.warnings:
-            say(f'  {findings.key.partition("_")[0]}: {warning}')
-    weights = cfg.load_from or ', '.join({*checkpoints_of(cfg.model)}) or 'random weights'
-    say(f'starts    from {weights}; config {config}')
-    progress = _Progress(task_for(data.task).measures[data.task], say)
-    # The toolboxes print to a file.
-    with open(out / 'output.txt', 'a') as log, redirect_stdout(log), redirect_stderr(log):
-        try:
-            runner = train(config, work_dir=os.fspath(run), resume='auto', hooks=[progress])
-        except ResumeError as error:
-            advice = f'restore the old data, give another --work-dir, or remove {os.fspath(out)!r}'
-            raise ResumeError(error.problem, advice) from error
-        metrics = progress.metrics or runner.val_loop.run()
-        checkpoint = Path((run / 'last_checkpoint').read_text().strip())
-        device = 'cuda' if torch.cuda.is_available() else 'cpu'
-        predictor = open_model(load_config(config), checkpoint, device)
-        for picture in data.val[:_PICTURES]:
-            name = '_'.join(picture.path.relative_to(root).with_suffix('.png').parts)
-            predictor.predict(picture.path).save(out / 'predictions' / name)
-    measure, rows = _by_class(data, metrics, progress.areas)
-    say(f'{"class":24} pictures  {measure}')
-    for name, count, value in rows[:_PICTURES]:
-        say(f'{name[:24]:24} {count:8}  {value:.3f}')
-    if more := len(rows[_PICTURES:]):
-        say(f'… and {more} more in the log under {run}')
-    shown = ', with boxes of scores above 0.5' if measure.endswith('AP') else ''
-    say(f'pictures  {out / "predictions"}{shown}')
-    paths = shlex.join(map(os.fspath, (config, checkpoint)))
-    say(f'predict   mmvttt predict {paths} PICTURE')
+    cfg, own = _configured(root, data, out, own, request, begin, say)
+    say(describe(own))
+    say(f'config    {shown(out / CONFIG)}')
+    progress = _Progress(out / _HISTORY, task_for(data.task).measures[data.task], say)
+    if not (out / _REPORT).is_file():
+        draw_data(data, cfg, out / 'data.png')
+        say(f'data      {shown(out / "data.png")}')
+        run = os.fspath(out / 'run')
+        train(out / CONFIG, work_dir=run, resume='auto', hooks=[progress], silent=True)
+    predictor = _finished(data, out, cfg, progress)
+    _report(predictor, root, minutes or default_minutes(), progress, say)
     return predictor
 
 
+def _configured(
+    root: Path,
+    data: OwnFolder,
+    out: Path,
+    own: dict[str, Any],
+    request: Request,
+    begin: Request,
+    say: Callable[[str], None],
+) -> tuple[Config, dict[str, Any]]:
+    """The config of a training and its settings, which are `own` where it was begun before."""
+    out.mkdir(parents=True, exist_ok=True)
+    # Again at each call, because the folder may have been corrected since.
+    lists = dict(write_lists(data, out))
+    digest = _digest(data, lists)
+    if own and own['data'] != digest:
+        if checkpoint_in(out) is not None:
+            raise ResumeError(
+                f'the data in {shown(root)} are others than when {shown(out)} was trained',
+                f'train on from it with `{_command(root, "--from", out)}`, or give another '
+                '--work-dir',
+            )
+        own = {}
+    if not own:
+        with off_screen():
+            base, own = planned(data, lists, begin, out, say)
+        own |= dict(folder=os.fspath(root), request=asdict(request), data=digest)
+        write_config(out, base, own)
+    cfg = load_config(complete_config(out))
+    for findings in check_annotations(cfg, ('train', 'val')):
+        if findings.errors:
+            raise DataError(f'{findings.key}: {findings.errors[0]}')
+        for warning in findings.warnings:
+            say(f'  {findings.key.partition("_")[0]}: {shown(warning)}')
+    return cfg, own
+
+
+def describe(own: Mapping[str, Any]) -> str:
+    """The line of a report that says what is planned; see `finetune_config.entries`."""
+    height, width = own['size']
+    frozen = ' (backbone frozen)' if own['frozen'] else ''
+    return (
+        f'plan      from {shown(own["start"])}{frozen}, pictures of {width}×{height}, '
+        f'{own["batch"]} a step, {own["steps"]} steps in about {own["minutes"]:g} minutes, '
+        f'{own["memory"]} GB'
+    )
+
+
+def _folder(root: Path, out: Path, request: Request) -> tuple[Path, dict[str, Any], Request]:
+    """The folder of a training, its settings if it was begun, and what it starts from.
+
+    A training of other data or length continues the last one in `out`, in a folder beside it.
+
+    Raises:
+        UsageError: The one in `out` is of another folder, or starts from something else.
+    """
+    place, begin, number = out, request, 1
+    # Without a request it is a trial's.
+    while (own := read_settings(place).get('own')) and 'request' in own:
+        if own['folder'] != os.fspath(root):
+            raise UsageError(
+                f'{shown(place)} is of {shown(own["folder"])}: give another --work-dir'
+            )
+        if own['request'] == asdict(request):
+            return place, own, begin
+        if checkpoint_in(place) is None:
+            break
+        inside = any(Path(name).is_relative_to(place) for name in request.start or ())
+        if not inside and request.start not in (None, own['request']['start']):
+            raise UsageError(
+                f'{shown(place)} starts from {shown(own["start"])}: '
+                'repeat that, or give another --work-dir'
+            )
+        if not inside:
+            begin = replace(request, start=[os.fspath(place)])
+        number += 1
+        place = out.with_name(f'{out.name}_{number}')
+    return place, {}, begin
+
+
+def _digest(data: OwnFolder, lists: Mapping[str, Mapping[str, Any]]) -> str:
+    """A digest of the pictures' names and of what is annotated in them."""
+    digest = hashlib.sha256(json.dumps([data.task, data.classes]).encode())
+    for part in ('train', 'val'):
+        digest.update(Path(lists[part]['ann_file']).read_bytes())
+    return digest.hexdigest()
+
+
+def _command(root: Path, *options: object) -> str:
+    return shlex.join(['mmvttt', 'finetune', *map(str, (root, *options))])
+
+
 class _Progress(Hook):
-    """Reports each validation in a line."""
+    """Reports the validations, a line each, and keeps them in a file.
+
+    Attributes:
+        history: Of each validation `step`, `loss`, `metrics`, and `by_class` of label maps.
+    """
 
     priority = 'VERY_LOW'
 
-    def __init__(self, keys: tuple[str, ...], say: Callable[[str], None]) -> None:
-        self.keys, self.say, self.stdout = keys, say, sys.stdout
-        self.metrics: Mapping[str, Any] | None = None
+    def __init__(self, path: Path, keys: Sequence[str], say: Callable[[str], None]) -> None:
+        self.path, self.keys, self.say = path, keys, say
+        lines = path.read_text(encoding='utf-8').splitlines() if path.is_file() else ()
+        self.history: list[dict[str, Any]] = [json.loads(line) for line in lines]
         self.areas: list[Any] = []
-        self.start = time.monotonic()
+        self.losses: list[float] = []
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The validation with the best result, the first of several."""
+        return max(self.history, key=lambda entry: entry['metrics'].get(self.keys[0], 0))
 
     def before_train(self, runner: Runner) -> None:
         """Says how long the training is."""
         done = f', from step {runner.iter}' if runner.iter else ''
-        batch = runner.cfg.train_dataloader.batch_size
-        self._say(
-            f'training  {runner.max_iters} steps of {batch} pictures{done}; Ctrl-C saves it, and '
-            'the same command resumes it'
+        self.history = [entry for entry in self.history if entry['step'] <= runner.iter]
+        self.first, self.begin = runner.iter, time.monotonic()
+        self.said = self.begin
+        self.say(
+            f'training  {runner.max_iters} steps{done}; Ctrl-C saves it, and the same command '
+            'resumes it'
         )
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        """Keeps the loss; says it where no validation has said anything for a minute."""
+        self.losses.append(float(torch.as_tensor((outputs or {}).get('loss', math.nan)).detach()))
+        if time.monotonic() - self.said > _SECONDS:
+            self._line(runner, runner.iter + 1, {})
 
     def after_val_iter(self, runner: Runner, *args: Any, **options: Any) -> None:
         """Keeps what a segmentor's metric clears at its end: areas by class of each picture."""
-        self.areas = list(runner.val_evaluator.metrics[0].results)
+        self.areas = runner.val_evaluator.metrics[0].results[:]
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Says what was measured."""
-        self.metrics = metrics or {}
-        values = (f'{key.rpartition("/")[2]} {self.metrics.get(key, 0):.3f}' for key in self.keys)
-        seconds = time.monotonic() - self.start
-        self._say(f'  step {runner.iter:4}  {"  ".join(values)}  {seconds:.0f} s')
+        values = {key: np.asarray(value).tolist() for key, value in (metrics or {}).items()}
+        entry = dict(step=runner.iter, loss=float(np.mean(self.losses or math.nan)), metrics=values)
+        if self.areas and len(self.areas[0]) == 4:
+            shared, union, _, labels = (torch.stack(k) for k in zip(*self.areas, strict=True))
+            iou = shared.sum(0) / union.sum(0)
+            entry['by_class'] = dict(pictures=(labels > 0).sum(0).tolist(), IoU=iou.tolist())
+        self.history.append(entry)
+        text = ''.join(json.dumps(entry) + '\n' for entry in self.history)
+        write_whole(self.path, text.encode())
+        self._line(runner, runner.iter, values)
+        self.losses.clear()
 
-    def _say(self, line: str) -> None:
-        with redirect_stdout(self.stdout):
-            self.say(line)
-
-
-def _choose(
-    start: tuple[str, str] | None, task: str, say: Callable[[str], None]
-) -> tuple[str, str | None]:
-    """The config, and the weights to start from; None where the config itself names them."""
-    toolbox, small = task_for(task).toolbox, task_for(task).start.config
-    if start is None and task_for(task).format == 'COCO' and torch.cuda.is_available():
-        try:
-            find_source(f'{SCHEME}{_COCO}')
-            return _COCO, f'{SCHEME}{_COCO}'
-        except CheckpointError as error:
-            say(f'  {_COCO} is not the start: {error}')
-    if start is None:
-        return small, f'{SCHEME}{small}' if small in PUBLISHED else None
-    config, weights = start
-    scope = load_config(config, needed=('model',)).get('default_scope')
-    if scope == toolbox:
-        return config, weights
-    if f"'{weights}'" not in str(load_config(small).model):
-        raise UsageError(
-            f'--from {config} is a model of {scope}, and {task} need one of {toolbox}: leave it '
-            f'out, which starts from {small}'
-        )
-    return small, None
+    def _line(self, runner: Runner, step: int, values: Mapping[str, float]) -> None:
+        self.said = time.monotonic()
+        left = (self.said - self.begin) / max(1, step - self.first) * (runner.max_iters - step)
+        parts = [f'loss {np.mean(self.losses):.3f}'] if self.losses else []
+        parts += [
+            f'{key.rpartition("/")[2]} {values[key]:.3f}' for key in self.keys if key in values
+        ]
+        if values and self.best['step'] != step:
+            best = self.best
+            parts.append(f'(best {best["metrics"][self.keys[0]]:.3f}, step {best["step"]})')
+        parts.append(f'{left / 60:.0f} min left' if left > 90 else f'{left:.0f} s left')
+        self.say(f'  step {step:4}  {"  ".join(parts)}')
 
 
-def _config(
-    data: OwnFolder, lists: Mapping[str, dict], base: str, weights: str | None, steps: int | None
-) -> str:
-    """The text of the config, without its first line."""
-    task = task_for(data.task)
-    small, rate, factor = task.start.config, task.start.rate, task.start.steps
-    cfg, gpu = load_config(base), torch.cuda.is_available()
-    batch = min(task.start.batch, len(data.train))
-    heads = (re.sub(r'\.(\d+)', r'[\1]', key) for key in class_counts(task.heads_of(cfg)))
-    model = [f'{head}.num_classes = len(classes)' for head in heads]
-    test = cfg.test_dataloader.dataset.pipeline
-    size = next(t.get('crop_size') or t.scale for t in test[::-1] if {'crop_size', 'scale'} & {*t})
-    size = size if isinstance(size, int) else tuple(size)
-    if task.format == 'COCO' and weights is None:
-        # From a backbone alone: AP50 .66 after 100 steps, .13 after 20, in 155 s of one thread.
-        rate, factor, size = 1e-3, 20, (320, 256)
-    if steps is None:
-        steps = round(factor * len(data.train) ** 0.5) * (_LONGER if gpu else 1)
-    epochs = max(1, round(steps / math.ceil(len(data.train) / batch)))
-    if data.task == 'boxes' and cfg.model.type == 'MaskRCNN':
-        model.append("model.type = 'FasterRCNN'")
-        model.append('model.roi_head.update(mask_head=None, mask_roi_extractor=None)')
-    if data.task == 'classes' and base == small:
-        # As the backbone's weights, because `load_from` does not resize patches.
-        backbone = dict(type='Pretrained', checkpoint=weights, prefix='backbone.')
-        model.append(f'model.backbone.init_cfg = {backbone}')
-        weights = None
-        side = min(min(picture_size(p.path).values()) for p in data.train)
-        if isinstance(size, int) and side >= 2 * size:
-            size *= 4
-            model.append('model.backbone.update(img_size=size, patch_size=16)')
-    return _CONFIG.format(
-        pictures=len(data.train), held_out=len(data.val), weights=weights, classes=data.classes,
-        base=base if base.endswith('.py') else f'mmvttt::{base}.py', size=size, batch=batch,
-        epochs=epochs, rate=rate, model='\n'.join(model),
-        kind=data.task, workers=4 if gpu else 0,
-        root=os.fspath(data.root), **lists, lines=_LINES[task.format],
-    )  # fmt: skip
+def _finished(data: OwnFolder, out: Path, cfg: Config, progress: _Progress) -> Predictor:
+    """The trained model with its results; the pictures of the report are written once."""
+    for name, kind in ((BEST, 'best'), (LAST, 'last')):
+        if not (out / name).exists() and (source := checkpoint_in(out, kind)) is not None:
+            # A second name where the disk has those.
+            try:
+                os.link(source, out / name)
+            except OSError:
+                shutil.copyfile(source, out / name)
+    predictor = open_model(cfg, out / BEST, 'cuda' if torch.cuda.is_available() else 'cpu')
+    predictor.folder, predictor.metrics = out, progress.best['metrics']
+    predictor.table = _by_class(data, progress.best)
+    if not (out / _REPORT).is_file():
+        draw_results(progress.history, progress.keys, predictor.table, out / 'results.png')
+        draw_predictions(predictor, data, out)
+        content = dict(metrics=predictor.metrics, table=predictor.table)
+        write_whole(out / _REPORT, json.dumps(content, indent=1).encode())
+    return predictor
 
 
-def _by_class(
-    data: OwnFolder, metrics: Mapping[str, Any], areas: Sequence[Sequence[torch.Tensor]]
-) -> tuple[str, list[tuple[str, int, float]]]:
-    """The measure's name, and of each class its name, pictures and value."""
-    counts = [sum(name in picture.classes for picture in data.val) for name in data.classes]
+def _report(
+    predictor: Any, root: Path, minutes: float, progress: _Progress, say: Callable[[str], None]
+) -> None:
+    """Says the results, where the pictures are, and what to do next."""
+    out, best, last = predictor.folder, progress.best, progress.history[-1]
+    say(f'{"class":24} pictures  {_RESULTS[progress.keys[0]]}')
+    for name, count, value in predictor.table[:_LISTED]:
+        say(f'{shown(name)[:24]:24} {count:8}  {value:.3f}')
+    if more := len(predictor.table[_LISTED:]):
+        say(f'… and {more} more in {shown(out / _REPORT)}')
+    drawn = [out / name for name in PICTURES if (out / name).is_file()]
+    say(f'pictures  {", ".join(shown(path) for path in drawn)}')
+    say(f'best      step {best["step"]} of {last["step"]}, {shown(out / BEST)}; last: {LAST}')
+    say(
+        f'predict   {shlex.join(["mmvttt", "predict", str(out / CONFIG), str(out / BEST)])} PICTURE'
+    )
+    if best is last and len(progress.history) > 1:
+        again = _command(root, '--minutes', f'{2 * minutes:g}')
+        say(f'It was still learning: `{again}` trains on from there.')
+
+
+def _by_class(data: OwnFolder, entry: Mapping[str, Any]) -> list[tuple[str, int, float]]:
+    """Of each class its name, its validation pictures, and its result of a validation."""
+    metrics = entry['metrics']
     if data.task == 'maps':
-        shared, union, _, labels = (torch.stack(kind) for kind in zip(*areas, strict=True))
-        measure, values = 'IoU', (shared.sum(0) / union.sum(0)).tolist()
-        counts = (labels > 0).sum(0).tolist()
-    elif data.task == 'classes':
-        measure = 'correct'
-        values = [x / 100 for x in metrics['single-label/recall_classwise']]
+        counts, values = entry['by_class']['pictures'], entry['by_class']['IoU']
     else:
-        # With masks, mmdetection's values of boxes are overwritten.
-        measure = 'mask AP' if data.task == 'masks' else 'box AP'
-        values = [metrics.get(f'coco/{name}_precision', math.nan) for name in data.classes]
-    return measure, list(zip(data.classes, counts, values, strict=True))
+        counts = [sum(name in picture.classes for picture in data.val) for name in data.classes]
+        if data.task == 'classes':
+            values = [x / 100 for x in metrics['single-label/recall_classwise']]
+        else:
+            # With masks, mmdetection's values of boxes are overwritten.
+            values = [metrics.get(f'coco/{name}_precision', math.nan) for name in data.classes]
+    return list(zip(data.classes, counts, values, strict=True))

@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import product
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import cv2
@@ -104,7 +106,14 @@ class Predictor:
         task: Its task.
         classes: Names of its classes.
         pipeline: Prepares an image that has been read.
+        metrics: Results on the validation part, of a model that `mmvttt.finetune` returns.
+        table: Of each class its name, its validation pictures, and its result.
+        folder: The folder with its config, checkpoints and pictures.
     """
+
+    metrics: Mapping[str, Any] = MappingProxyType({})
+    table: Sequence[tuple[str, int, float]] = ()
+    folder: Path | None = None
 
     def __init__(
         self, model: Any, task: Task, pipeline: Sequence[Mapping], dataset_meta: Mapping

@@ -38,6 +38,9 @@ class QuietRunner(Runner):
     refused, and a test, leave the file.
     """
 
+    # The level below which nothing is on the screen.
+    least = logging.NOTSET
+
     def build_logger(self, *args: Any, **kwargs: Any) -> logging.Logger:
         """The logger of the run."""
         logger = super().build_logger(*args, **kwargs)
@@ -47,7 +50,7 @@ class QuietRunner(Runner):
 
     def _show(self, level: int) -> None:
         for handler in self._screens:
-            handler.setLevel(level)
+            handler.setLevel(max(level, self.least))
 
     def test(self) -> dict[str, float]:
         """Tests; the screen shows the tables of the metrics."""
@@ -66,6 +69,17 @@ class QuietRunner(Runner):
             handler.setLevel(level)
         if fn_name == 'before_train':
             super().dump_config()
+
+
+class SilentRunner(QuietRunner):
+    """A runner that leaves the screen to its caller; `end_silence` gives it back to the logger."""
+
+    least = logging.CRITICAL
+
+    def end_silence(self) -> None:
+        """Shows warnings again: the logger outlives the run."""
+        self.least = logging.NOTSET
+        self._show(logging.WARNING)
 
 
 class SummaryHook(Hook):
@@ -99,9 +113,11 @@ def _names(model: dict) -> str:
     return f'{name}({_names(inner)})' if isinstance(inner, dict) else name
 
 
-def build_runner(cfg: Config) -> Runner:
+def build_runner(cfg: Config, silent: bool = False) -> Runner:
     """The runner of a config: mmengine's, or the one that `runner_type` names."""
-    return QuietRunner.from_cfg(cfg) if 'runner_type' not in cfg else RUNNERS.build(cfg)
+    if 'runner_type' in cfg:
+        return RUNNERS.build(cfg)
+    return (SilentRunner if silent else QuietRunner).from_cfg(cfg)
 
 
 def existing(checkpoint: str | os.PathLike[str]) -> str:
@@ -163,6 +179,7 @@ def train(
     plain: bool = False,
     compile: bool | None = None,
     hooks: Sequence[Hook] = (),
+    silent: bool = False,
     **config_args: Any,
 ) -> Runner:
     """Trains what a config describes.
@@ -179,6 +196,7 @@ def train(
         plain: Leave the config as it is; see `mmvttt.openmmlab.reliability.add_protection`.
         compile: See `choose_compile`.
         hooks: Added to the config's.
+        silent: Log to the file of the run only.
         config_args: See `load_config`.
 
     Returns:
@@ -223,9 +241,13 @@ def train(
         if start.checkpoint is None and weights is not None:
             # Nothing to resume: the training begins where it would without --resume.
             cfg.resume, cfg.load_from = False, existing(weights)
-        runner = build_runner(cfg)
-        for hook in (SummaryHook(), *hooks):
-            runner.register_hook(hook)
-        with protect_runner(runner, start):
-            runner.train()
+        runner = build_runner(cfg, silent)
+        try:
+            for hook in (SummaryHook(), *hooks):
+                runner.register_hook(hook)
+            with protect_runner(runner, start):
+                runner.train()
+        finally:
+            if isinstance(runner, SilentRunner):
+                runner.end_silence()
     return runner

@@ -11,6 +11,9 @@ import numpy as np
 from .prediction import Classes
 from .task import Start, Task
 
+# A checkpoint of the whole model would not resize patches.
+_CIFAR = dict(type='Pretrained', checkpoint='mmvttt://cifar10_vittt_nano', prefix='backbone.')
+
 
 class Classification(Task):
     """A score for each class."""
@@ -22,7 +25,13 @@ class Classification(Task):
     dataset = 'CustomDataset', ('load_data_list', '_find_samples')
     format = 'lists'
     measures: ClassVar = {'classes': ('accuracy/top1',)}
-    start = Start('cifar10_vittt_nano', 1e-3, 32, 6)
+    starts = (
+        Start(
+            'hvit3_t_finetune', 'mmvttt://hvit3_t_mesa_in1k', batch=32, size=(224, 224),
+            freeze=dict(frozen_stages=4),
+        ),
+        Start('cifar10_vittt_nano', None, 1e-3, 32, (32, 32), backbone=dict(init_cfg=_CIFAR)),
+    )  # fmt: skip
     expands_home = True
     draws_merged = False
 

@@ -11,7 +11,7 @@ import numpy as np
 from .prediction import Boxes
 from .task import Start, Task
 
-_BOXES = 'coco/bbox_mAP_50', 'coco/bbox_mAP'
+_PEDESTRIANS = 'maskrcnn_vittt_nano_pedestrians'
 
 
 class Detection(Task):
@@ -31,8 +31,17 @@ class Detection(Task):
     published_on = 'CocoDataset'
     dataset = 'CocoDataset', ('load_data_list', 'parse_data_info')
     format = 'COCO'
-    measures: ClassVar = {'boxes': _BOXES, 'masks': (*_BOXES, 'coco/segm_mAP_50')}
-    start = Start('maskrcnn_vittt_nano_pedestrians', 4e-4, 4, 8)
+    measures: ClassVar = {
+        'boxes': ('coco/bbox_mAP', 'coco/bbox_mAP_50'),
+        'masks': ('coco/segm_mAP', 'coco/segm_mAP_50', 'coco/bbox_mAP_50'),
+    }
+    starts = (
+        Start(
+            'maskrcnn_hvit3_t_finetune', 'mmvttt://maskrcnn_hvit3_t_3x', size=(384, 512),
+            freeze=dict(frozen_stages=4), gpu=dict(size=(640, 1066)),
+        ),
+        Start(_PEDESTRIANS, f'mmvttt://{_PEDESTRIANS}', 4e-4, batch=4),
+    )  # fmt: skip
     merges_tiles = True
     first_output = 'dets'
 

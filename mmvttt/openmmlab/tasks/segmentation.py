@@ -23,7 +23,14 @@ class Segmentation(Task):
     dataset = 'BaseSegDataset', ('load_data_list',)
     format = 'maps'
     measures: ClassVar = {'maps': ('mIoU',)}
-    start = Start('upernet_vittt_nano_camvid', 1e-3, 4, 25)
+    starts = (
+        Start(
+            'upernet_hvit3_t_finetune', 'mmvttt://upernet_hvit3_t_160k', size=(256, 342),
+            crop=(256, 256), freeze=dict(frozen_stages=4),
+            gpu=dict(size=(512, 683), crop=(512, 512), batch=4),
+        ),
+        Start('fpn_vittt_nano_finetune', None, 1e-3, 4, (180, 240), (160, 160)),
+    )  # fmt: skip
 
     def class_count(self, model: Any) -> int:
         """Number of classes of the decoder; the last head of a cascade, such as OCRNet's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,16 +22,26 @@ class Start:
     """A model from which a training on one's own pictures starts, and how it is trained.
 
     Attributes:
-        config: The name of its config, and of its weights if these are published.
-        rate: The learning rate.
-        batch: Images of a step.
-        steps: Steps over the root of the number of pictures.
+        config: Its config, as `find_config` takes it.
+        weights: The checkpoint of the whole model; None where the config names its weights.
+        rate: The learning rate; None for the config's optimizer.
+        batch: Pictures of a step.
+        size: (height, width) of the pictures in pixels.
+        crop: (height, width) of what is cut out for training; None for `size`.
+        backbone: Options of the backbone.
+        freeze: Options of the backbone that freeze it.
+        gpu: The attributes that differ on a GPU.
     """
 
     config: str
-    rate: float
-    batch: int
-    steps: float
+    weights: str | None = None
+    rate: float | None = None
+    batch: int = 2
+    size: tuple[int, int] = (384, 480)
+    crop: tuple[int, int] | None = None
+    backbone: Mapping[str, Any] = field(default_factory=dict)
+    freeze: Mapping[str, Any] = field(default_factory=dict)
+    gpu: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Task:
@@ -50,7 +60,8 @@ class Task:
         format: That format, by which data are checked and written: 'COCO', 'maps' or 'lists'.
         measures: The metrics to report, by the kind of what is learned ('boxes', 'masks', 'maps',
             'classes'), the first one decides.
-        start: The model from which a training on one's own pictures starts.
+        starts: Models from which a training on one's own pictures starts, the best first; the last
+            comes with mmvttt.
         expands_home: Whether its data sets expand `~` in annotation files and prefixes.
         draws_merged: Whether predictions that test-time augmentation has merged can be drawn.
         merges_tiles: Whether predictions for tiles of an image can be merged.
@@ -66,7 +77,7 @@ class Task:
     dataset: tuple[str, tuple[str, ...]] = '', ()
     format = ''
     measures: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    start: Start
+    starts: tuple[Start, ...] = ()
     expands_home = False
     draws_merged = True
     merges_tiles = False

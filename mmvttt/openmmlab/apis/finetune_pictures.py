@@ -1,0 +1,256 @@
+"""What a fine-tuning shows: its data, its course, its predictions and confusions, as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from mmengine.registry import DATASETS, init_default_scope
+
+from mmvttt.pictures import open_image
+
+from ..data.images import spread
+from ..data.own_folder import OwnFolder
+from ..data.reading import Picture
+from ..tasks.lettering import font_for
+from ..tasks.prediction import Boxes, Classes, LabelMap, Prediction
+
+PICTURES = 'results.png', 'data.png', 'predictions.png', 'confusion.png'
+_SHOWN, _CLASSES, _PREDICTED = 8, 30, 200
+# Scores from which a box is drawn and counted.
+_SCORE = 0.3
+
+
+@contextmanager
+def _page(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """A figure of some inches that is written at the end."""
+    # Names of classes are no mathematics.
+    with rc_context({'font.size': 9, 'text.parse_math': False}):
+        figure = Figure((width, height), layout='constrained')
+        yield figure
+        figure.savefig(path, dpi=80)
+
+
+def _name(name: str) -> tuple[str, FontProperties]:
+    """The name of a class as it can be written, and a font that has its letters."""
+    text, font = font_for(name if len(name) < 25 else f'{name[:22]}…', 12)
+    file = getattr(font, 'path', None)
+    return text, FontProperties(fname=file if isinstance(file, str) else None, size=9)
+
+
+def _bars(axes: Any, names: Sequence[str], values: Sequence[float], title: str) -> None:
+    """A bar for each class, the first above; of many classes the first and the last."""
+    if len(names) > _CLASSES:
+        half = _CLASSES // 2
+        names = [*names[:half], '…', *names[-half:]]
+        values = [*values[:half], 0, *values[-half:]]
+    axes.barh(range(len(names)), np.nan_to_num(values), color='tab:blue')
+    _ticks(axes.yaxis, names)
+    axes.invert_yaxis()
+    axes.set_title(title)
+
+
+def _ticks(axis: Any, names: Sequence[str], **options: Any) -> None:
+    labels = [_name(name) for name in names]
+    axis.set_ticks(range(len(names)), [text for text, _ in labels], **options)
+    for tick, (_, font) in zip(axis.get_ticklabels(), labels, strict=True):
+        tick.set_fontproperties(font)
+
+
+def _images(figure: Any, images: Sequence[tuple[str, np.ndarray]], columns: int) -> None:
+    """Pictures with a title each, in rows."""
+    grid = figure.subplots(-(-len(images) // columns), columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for axes, (title, image) in zip(grid.flat, images, strict=False):
+        axes.imshow(image)
+        text, font = _name(title)
+        axes.set_title(text, fontproperties=font)
+
+
+def draw_results(
+    history: Sequence[Mapping[str, Any]],
+    keys: Sequence[str],
+    table: Sequence[tuple[str, int, float]],
+    path: Path,
+) -> None:
+    """Loss and measures by step, and the result of each class, the best first."""
+    rows = sorted(table, key=lambda row: -np.nan_to_num(row[2]))
+    with _page(path, 10, 3 + 0.15 * min(len(rows), _CLASSES)) as figure:
+        loss, measures, classes = figure.subplots(1, 3)
+        steps = [entry['step'] for entry in history]
+        loss.plot(steps, [entry['loss'] for entry in history], '.-', color='tab:red')
+        loss.set(title='loss', xlabel='step', ylim=(0, None))
+        for key in keys:
+            values = [entry['metrics'].get(key, np.nan) for entry in history]
+            measures.plot(steps, values, '.-', label=key.rpartition('/')[2])
+        measures.set(title='validation', xlabel='step', ylim=(0, None))
+        measures.legend()
+        _bars(classes, [row[0] for row in rows], [row[2] for row in rows], 'by class')
+
+
+def draw_data(data: OwnFolder, cfg: Any, path: Path) -> None:
+    """Objects by class, size and place; training pictures as the pipeline makes them."""
+    init_default_scope(cfg.default_scope)
+    dataset: Any = DATASETS.build(cfg.train_dataloader.dataset)
+    pages = [
+        _titled(_prepared(dataset[i], data.classes)) for i in spread([*range(len(dataset))], _SHOWN)
+    ]
+    objects = [(o, p.image) for p in data.train for o in p.objects]
+    names = [o['category'] for o, _ in objects] or [p.target for p in data.train]
+    with _page(path, 11, 8) as figure:
+        rows = figure.add_gridspec(2, height_ratios=(1, 1.7))
+        above, below = (figure.add_subfigure(rows[i]) for i in range(2))
+        if data.task != 'maps':
+            charts = above.subplots(1, 3 if objects else 1, squeeze=False)[0]
+            counts = sorted(((names.count(c), c) for c in data.classes), reverse=True)
+            title = 'objects' if objects else 'pictures'
+            _bars(charts[0], [c for _, c in counts], [n for n, _ in counts], f'{title} by class')
+        if objects:
+            boxes = np.array([o['bbox'] for o, _ in objects], float)
+            sizes = np.array([(image['width'], image['height']) for _, image in objects], float)
+            sides = np.sqrt(boxes[:, 2:].prod(1))
+            charts[1].hist(sides, 30)
+            charts[1].set(title='root of the area, pixels', ylabel='objects')
+            places = ((boxes[:, :2] + boxes[:, 2:] / 2) / sizes).clip(0, 1)
+            charts[2].hist2d(*places.T, bins=20, range=((0, 1), (0, 1)))
+            charts[2].invert_yaxis()
+            charts[2].set(title='centres', xlabel='x / width', ylabel='y / height')
+        below.suptitle('training pictures after the pipeline')
+        _images(below, pages, 4)
+
+
+def _prepared(sample: Mapping[str, Any], classes: Sequence[str]) -> Prediction:
+    """A sample of a data set with its labels."""
+    image, labels = sample['inputs'].numpy()[::-1].transpose(1, 2, 0), sample['data_samples']
+    if 'gt_instances' in labels:
+        objects = labels.gt_instances
+        boxes = getattr(objects.bboxes, 'tensor', objects.bboxes).numpy()
+        masks = objects.masks.to_ndarray().astype(bool) if 'masks' in objects else None
+        return Boxes(image, classes, np.ones(len(boxes)), objects.labels.numpy(), boxes, masks)
+    if 'gt_sem_seg' in labels:
+        return _map(image, classes, labels.gt_sem_seg.data[0].numpy())
+    return Classes(image, classes, np.eye(len(classes))[int(labels.gt_label)])
+
+
+def _titled(prediction: Prediction) -> tuple[str, np.ndarray]:
+    """A title and a picture: small pictures have no room for names of classes."""
+    if isinstance(prediction, Classes):
+        return prediction.classes[int(prediction.scores.argmax())], prediction.image
+    return '', prediction.draw()
+
+
+def _map(image: np.ndarray, classes: Sequence[str], labels: np.ndarray) -> LabelMap:
+    """Labels with a class of their own for pixels that are not labelled."""
+    return LabelMap(image, [*classes, 'not labelled'], np.minimum(labels, len(classes)))
+
+
+def _labelled(picture: Picture, image: np.ndarray, data: OwnFolder, out: Path) -> Prediction:
+    """What is annotated in a picture."""
+    if data.task == 'maps':
+        return _map(
+            image, data.classes, np.asarray(open_image(out / 'maps' / f'{picture.inner}.png')[0])
+        )
+    if data.task == 'classes':
+        return Classes(
+            image, data.classes, np.eye(len(data.classes))[data.classes.index(picture.target)]
+        )
+    labels = np.array([data.classes.index(o['category']) for o in picture.objects], int)
+    boxes = np.array([o['bbox'] for o in picture.objects], float).reshape(-1, 4)
+    boxes[:, 2:] += boxes[:, :2]
+    return Boxes(image, data.classes, np.ones(len(boxes)), labels, boxes)
+
+
+def draw_predictions(predictor: Any, data: OwnFolder, out: Path) -> None:
+    """Labels beside predictions of the worst, typical and best pictures, and the confusions.
+
+    Writes predictions.png, for label maps and classes confusion.png, and each shown prediction
+    into the folder predictions.
+    """
+    rated, count = [], len(data.classes)
+    confusion = np.zeros((count, count))
+    for picture in spread(data.val, _PREDICTED):
+        prediction = predictor.predict(picture.path, _SCORE)
+        label = _labelled(picture, prediction.image, data, out)
+        rating, matrix = _rated(label, prediction, count)
+        confusion += matrix
+        rated.append((rating, picture, label, prediction))
+    rated.sort(key=lambda entry: entry[0])
+    middle = max(0, len(rated) // 2 - 1)
+    numbers = dict.fromkeys([0, 1, middle, middle + 1, len(rated) - 2, len(rated) - 1])
+    pages = []
+    for rating, picture, label, prediction in (rated[n] for n in numbers if 0 <= n < len(rated)):
+        name = Path(picture.inner)
+        truth, seen = _titled(label), _titled(prediction)
+        pages += [(f'{name.name}: {truth[0] or "labels"}', truth[1])]
+        pages += [(f'predicted {seen[0]} {rating:.2f}', seen[1])]
+        prediction.save(out / 'predictions' / '_'.join(name.with_suffix('.png').parts))
+    with _page(out / 'predictions.png', 13, 9) as figure:
+        figure.suptitle('the worst, typical and best pictures of the validation part')
+        _images(figure, pages, 4)
+    if data.task in ('maps', 'classes'):
+        _draw_confusion(confusion, data.classes, out / 'confusion.png')
+
+
+def _rated(label: Any, prediction: Any, count: int) -> tuple[float, np.ndarray]:
+    """How right a prediction is, from 0 to 1, and a matrix of labels by predictions.
+
+    Of boxes it is 2·matches / (labels + boxes), with matches of the class and an IoU of 0.5; of
+    label maps the share of right pixels; of classes the score of the right one.
+    """
+    matrix = np.zeros((count, count))
+    if isinstance(prediction, Classes):
+        right = int(label.scores.argmax())
+        matrix[right, prediction.scores.argmax()] = 1
+        return float(prediction.scores[right]), matrix
+    if isinstance(prediction, LabelMap):
+        there = label.labels < count
+        pairs = count * label.labels[there] + prediction.labels[there]
+        matrix = np.bincount(pairs, minlength=count**2).reshape(count, count).astype(float)
+        return matrix.trace() / max(1, matrix.sum()), matrix
+    free, matches = [*range(len(label.boxes))], 0
+    for box, number in zip(prediction.boxes, prediction.labels, strict=True):
+        overlaps = {i: _overlap(box, label.boxes[i]) for i in free if label.labels[i] == number}
+        best = max(overlaps, key=overlaps.__getitem__, default=None)
+        if best is not None and overlaps[best] >= 0.5:
+            free.remove(best)
+            matches += 1
+    total = len(label.boxes) + len(prediction.boxes)
+    return (2 * matches / total if total else 1.0), matrix
+
+
+def _overlap(a: np.ndarray, b: np.ndarray) -> float:
+    sides = np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2])
+    shared = sides.clip(0).prod()
+    return shared / ((a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod() - shared)
+
+
+def _draw_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path) -> None:
+    """Of each class of the labels the shares of the predicted classes."""
+    shares, side = matrix / np.maximum(1, matrix.sum(1, keepdims=True)), len(classes)
+    inches = 3 + 0.35 * min(side, _CLASSES)
+    with _page(path, inches, inches) as figure:
+        axes = figure.subplots()
+        axes.imshow(shares, cmap='Blues', vmin=0, vmax=1)
+        axes.set(title='share of each class', xlabel='predicted', ylabel='labelled')
+        if side <= _CLASSES:
+            _ticks(axes.xaxis, classes, rotation=90)
+            _ticks(axes.yaxis, classes)
+            for row, column in zip(*np.nonzero(shares >= 0.01), strict=True):
+                share = shares[row, column]
+                colour = 'white' if share > 0.5 else 'black'
+                axes.text(
+                    column,
+                    row,
+                    f'{share:.2f}'.lstrip('0'),
+                    ha='center',
+                    va='center',
+                    color=colour,
+                    size=7,
+                )

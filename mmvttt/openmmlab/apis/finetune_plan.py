@@ -1,0 +1,279 @@
+"""What a fine-tuning starts from, how large its pictures are, and how long it takes."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.device import get_device
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.runner import Runner
+
+from mmvttt.by_name import resolve
+from mmvttt.checkpoints.published import is_here, published
+from mmvttt.checkpoints.sources import find_source
+from mmvttt.errors import CheckpointError, UsageError
+from mmvttt.text import shown
+
+from ..config import load_config
+from ..data.own_folder import OwnFolder, as_plan, read_folder, write_lists
+from ..tasks import Start, picture_size, task_for, task_of
+from .finetune_config import BEST, CONFIG, SETTINGS, read_settings, write_config
+
+SMALL = 'small'
+# Fewer steps than this teach little: a slower start freezes its backbone, then takes smaller
+# pictures.
+_FEWEST = 100
+# Pixels of the smallest pictures that are tried.
+_LEAST = 320 * 240
+_VALIDATIONS = 10
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for; see `finetune`."""
+
+    start: Sequence[str] | None = None
+    minutes: float | None = None
+    steps: int | None = None
+    format: str | None = None
+
+
+def default_minutes() -> float:
+    """The time for a training, in minutes."""
+    return 10.0 if get_device() == 'cpu' else 30.0
+
+
+def plan(
+    folder: str | os.PathLike[str],
+    start: str | os.PathLike[str] | Sequence[str] | None = None,
+    *,
+    minutes: float | None = None,
+    steps: int | None = None,
+    format: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """What `finetune` would do with a folder; the arguments are the same. Nothing is trained.
+
+    Returns:
+        Values of JSON: `format`, `task`, `classes`, `pictures` (of each `path`, `part`, and what is
+        annotated), `split`, `left_out`, `notes` as they are read; `start` and `weights`, the config
+        and checkpoint; `size` of the pictures in pixels, `batch`, `steps`, `minutes`, and `memory`
+        in GB, by a measured step on this machine.
+
+    Raises:
+        DataError: The folder is in none of the formats, or has errors.
+        UsageError: `start` is a model of another task.
+    """
+    data = read_folder(Path(folder).expanduser().resolve(), format)
+    with off_screen(), tempfile.TemporaryDirectory() as out:
+        lists = dict(write_lists(data, Path(out)))
+        request = Request(start_names(start), minutes, steps, format)
+        _, own = planned(data, lists, request, Path(out), say)
+    taken = ('start', 'frozen', 'size', 'batch', 'steps', 'minutes', 'memory')
+    return as_plan(data) | {key: own[key] for key in taken}
+
+
+def start_names(start: str | os.PathLike[str] | Sequence[str] | None) -> list[str] | None:
+    """The argument `start` of `finetune` as a list, with paths that hold in any folder."""
+    if start is None:
+        return None
+    names = [start] if isinstance(start, str | os.PathLike) else start
+    paths = {name: Path(name).expanduser() for name in names}
+    return [os.fspath(p.resolve() if p.exists() else name) for name, p in paths.items()]
+
+
+@contextmanager
+def off_screen() -> Iterator[None]:
+    """Keeps what is logged without a run from the screen, for a report that has it to itself."""
+    logger = logging.getLogger('mmvttt')
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def planned(
+    data: OwnFolder,
+    lists: Mapping[str, dict],
+    request: Request,
+    out: Path,
+    say: Callable[[str], None],
+) -> tuple[str, dict[str, Any]]:
+    """The base config and the settings of `finetune_config.entries` for a folder's pictures.
+
+    Args:
+        data: The folder.
+        lists: Arguments of the data sets, by part.
+        request: What the user asks for.
+        out: Gets the config of a trial.
+        say: Gets lines of the report.
+    """
+    start = choose(data.task, request.start, say)
+    if get_device() != 'cpu':
+        start = replace(start, gpu={}, freeze={}, **start.gpu)
+    if start.size == (32, 32) and _typical_side(data) >= 64:
+        # CIFAR-10's patches of 4 pixels become patches of 16.
+        backbone = dict(start.backbone, img_size=128, patch_size=16)
+        start = replace(start, size=(128, 128), backbone=backbone)
+    objects = [len(picture.objects) for picture in (*data.train, *data.val)]
+    own: dict[str, Any] = dict(
+        task=data.task, classes=list(data.classes), root=os.fspath(data.root), **lists,
+        start=start.weights or start.config, weights=start.weights, backbone=dict(start.backbone),
+        frozen=False, rate=start.rate, size=start.size, crop=start.crop or start.size,
+        batch=min(start.batch, len(data.train)), workers=0 if get_device() == 'cpu' else 4,
+        most=max(objects), steps=1000, every=1000, patience=4,
+    )  # fmt: skip
+    minutes = request.minutes or default_minutes()
+    enough = round(_enough(data, own['batch']) * minutes / default_minutes())
+    base = start.config if start.config.endswith('.py') else f'mmvttt::{start.config}.py'
+    while True:
+        write_config(out, base, own)
+        seconds, memory = _measured(out / CONFIG)
+        # A fifth of the time is for validations.
+        in_time = max(1, int(minutes * 60 * 0.8 / seconds))
+        if request.steps or in_time >= min(_FEWEST, enough):
+            break
+        if start.freeze and not own['frozen']:
+            own['frozen'] = True
+            own['backbone'].update(start.freeze)
+        elif math.prod(own['size']) <= _LEAST:
+            break
+        else:
+            for key in ('size', 'crop'):
+                own[key] = [round(side * 0.75 / 32) * 32 for side in own[key]]
+    steps = request.steps or min(enough, in_time)
+    own |= dict(
+        steps=steps, every=math.ceil(steps / _VALIDATIONS), memory=round(memory, 1),
+        minutes=round(steps * seconds / 0.8 / 60, 1),
+    )  # fmt: skip
+    return base, own
+
+
+def _enough(data: OwnFolder, batch: int) -> int:
+    """Steps after which this many pictures, objects and classes are usually learned."""
+    pictures, classes = len(data.train), len(data.classes)
+    if data.task == 'classes':
+        steps = 6 * pictures**0.5
+    elif data.task == 'maps':
+        steps = 30 * pictures**0.5
+    else:
+        objects = sum(len(picture.objects) for picture in data.train)
+        steps = 35 * (objects * classes) ** 0.25
+    return round(max(steps, 6 * pictures / batch))
+
+
+def _typical_side(data: OwnFolder) -> float:
+    """The median of the pictures' shorter sides, in pixels."""
+    return float(np.median([min(p.image['height'], p.image['width']) for p in data.train]))
+
+
+def choose(task: str, names: Sequence[str] | None, say: Callable[[str], None]) -> Start:
+    """The model to start from, by the argument `start` of `finetune`, as a list."""
+    *better, small = task_for(task).starts
+    for start in () if names else better:
+        weights = start.weights or ''
+        try:
+            if not is_here(weights):
+                say(f'  downloads {weights}; --from {SMALL} does without')
+            find_source(weights)
+        except CheckpointError as error:
+            say(
+                f'  {weights} ({published(weights).results}) would be the better start: {error}. '
+                f'This one, {small.config}, is for a demonstration'
+            )
+        else:
+            return start
+    if not names or [*names] == [SMALL]:
+        return small
+    if len(names) == 1 and (former := _former(Path(names[0]))) is not None:
+        return former
+    config, weights = resolve(*names)
+    for start in task_for(task).starts:
+        if weights == start.weights or config == start.config:
+            return start
+    cfg = load_config(config, needed=('model', 'optim_wrapper', 'test_dataloader'))
+    if task_of(cfg) is task_for(task):
+        size = picture_size(cfg.test_dataloader.dataset.pipeline) or task_of(cfg).size
+        crop = (min(size), min(size)) if task == 'maps' else None
+        config = os.path.abspath(config) if os.path.isfile(config) else config
+        return Start(config, weights, None, small.batch, size, crop)
+    if f"'{weights}'" not in str(load_config(small.config).model):
+        raise UsageError(
+            f'--from {shown(" ".join(names))} is a model of {task_of(cfg).toolbox}, and {task} '
+            f'need one of {task_for(task).toolbox}: leave it out, or give --from {SMALL}'
+        )
+    # From a backbone: AP50 .66 after 100 steps, .13 after 20.
+    return replace(small, weights=None, rate=1e-3, size=(256, 320))
+
+
+def _former(path: Path) -> Start | None:
+    """The start of an earlier fine-tuning: its folder, its config, or a checkpoint in it."""
+    folder = next((f for f in (path, *path.parents[:2]) if (f / SETTINGS).is_file()), path)
+    if not (settings := read_settings(folder)):
+        return None
+    checkpoint = path if path.suffix == '.pth' else checkpoint_in(folder)
+    if checkpoint is None:
+        raise UsageError(f'{shown(folder)} has no checkpoint yet: start it, or leave out --from')
+    names = ('rate', 'batch', 'size', 'crop', 'backbone')
+    taken = {key: settings['own'][key] for key in names}
+    taken['backbone'].pop('init_cfg', None)
+    return Start(settings['_base_'], os.fspath(checkpoint), **taken)
+
+
+def checkpoint_in(folder: Path, kind: str = BEST) -> Path | None:
+    """The best or the last checkpoint of a fine-tuning's folder."""
+    if (folder / kind).is_file():
+        return folder / kind
+    best = sorted((folder / 'run').glob('best_*.pth'), key=os.path.getmtime)
+    if kind == BEST and best:
+        return best[-1]
+    last = sorted((folder / 'run').glob('*.pth'), key=os.path.getmtime)
+    return last[-1] if last else None
+
+
+def _measured(config: Path) -> tuple[float, float]:
+    """Seconds of a training step, and the memory of it in GB: on a CPU of the whole program.
+
+    The model has random weights, which take as long.
+    """
+    cfg, device = load_config(config), get_device()
+    init_default_scope(cfg.default_scope)
+    model = MODELS.build(cfg.model).to(device).train()
+    optimizer = build_optim_wrapper(model, cfg.optim_wrapper)
+    batches, seconds = iter(Runner.build_dataloader(cfg.train_dataloader, seed=0)), math.inf
+    # The first step compiles and allocates.
+    for _ in range(3):
+        begin = time.perf_counter()
+        model.train_step(next(batches), optimizer)
+        if device == 'cuda':
+            torch.cuda.synchronize()
+        seconds = min(seconds, time.perf_counter() - begin)
+    return seconds, _memory(device) / 1e9
+
+
+def _memory(device: str) -> float:
+    """Most bytes that were allocated; NaN where the system does not say."""
+    if device == 'cuda':
+        return torch.cuda.max_memory_allocated()
+    try:
+        import resource
+    except ImportError:
+        return math.nan
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == 'darwin' else 1024
+    )
