@@ -55,13 +55,6 @@ def _without_weights(config: str) -> str:
     return f'needs a checkpoint{close}'
 
 
-def plan(folder: str | os.PathLike[str], format: str | None = None) -> dict[str, Any]:
-    """Says what `finetune` reads of a folder, see `openmmlab.data.own_folder.as_plan`."""
-    from .openmmlab.data.own_folder import as_plan, read_folder
-
-    return as_plan(read_folder(folder, format))
-
-
 def load(
     model: str | os.PathLike[str],
     checkpoint: str | os.PathLike[str] | None = None,

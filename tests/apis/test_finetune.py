@@ -1,7 +1,9 @@
 """`mmvttt finetune`: what it says and writes; what data of each kind learns from 40 pictures."""
 
 import json
+import logging
 import runpy
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,14 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
+from mmengine.logging import print_log
 from PIL import Image
 from scipy import ndimage
 
 import mmvttt
 from mmvttt.errors import DataError, ResumeError, UsageError
-from mmvttt.openmmlab.apis.finetune import _by_class
-from mmvttt.openmmlab.data.own_folder import OwnFolder
+from mmvttt.openmmlab.apis.finetune_config import read_settings
+from mmvttt.openmmlab.apis.finetune_pictures import PICTURES, _rated
+from mmvttt.openmmlab.config import load_config
 from mmvttt.openmmlab.reliability import Preempted
+from mmvttt.openmmlab.tasks.prediction import Boxes, LabelMap
 
 from ..data.sets import coco, make_coco, write
 from ..public_data import public_data
@@ -24,59 +30,124 @@ from ..public_data import public_data
 BICYCLIST = 10
 
 
+@pytest.fixture(autouse=True)
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that do not come with mmvttt are not to be had."""
+    monkeypatch.setenv('MMVTTT_WEIGHTS', str(tmp_path))
+
+
 @pytest.fixture
 def colours(tmp_path: Path) -> Path:
-    """Ten red and ten blue pictures."""
-    rng = np.random.default_rng(0)
-    for label, channel in (('red', 0), ('blue', 2)):
-        (tmp_path / 'set' / label).mkdir(parents=True)
-        for name in range(10):
-            pixels = rng.integers(0, 60, (32, 32, 3), np.uint8)
-            pixels[..., channel] += 150
-            Image.fromarray(pixels).save(tmp_path / 'set' / label / f'{name}.png')
+    colourful(tmp_path / 'set')
     return tmp_path / 'set'
 
 
-def test_a_training_is_reported_and_resumed(colours: Path, tmp_path: Path) -> None:
+def colourful(folder: Path) -> None:
+    """Ten red and ten blue pictures."""
+    rng = np.random.default_rng(0)
+    for label, channel in (('red', 0), ('blue', 2)):
+        (folder / label).mkdir(parents=True)
+        for name in range(10):
+            pixels = rng.integers(0, 60, (32, 32, 3), np.uint8)
+            pixels[..., channel] += 150
+            Image.fromarray(pixels).save(folder / label / f'{name}.png')
+
+
+def boxes(folder: Path, count: int, objects: int) -> None:
+    """Pictures with rows of boxes, in YOLO's format."""
+    for kind in ('images', 'labels'):
+        (folder / kind).mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    rows = (f'0 {0.05 + 0.1 * (k % 9)} {0.1 + 0.2 * (k // 9)} .05 .1' for k in range(objects))
+    text = '\n'.join(rows)
+    for i in range(count):
+        pixels = rng.integers(0, 256, (48, 64, 3), np.uint8)
+        Image.fromarray(pixels).resize((480, 360)).save(folder / f'images/{i}.jpg')
+        (folder / f'labels/{i}.txt').write_text(text)
+    (folder / 'data.yaml').write_text('names: [cat]')
+
+
+@pytest.fixture
+def begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends `finetune` where the training would begin."""
+
+    def begin(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr('mmvttt.openmmlab.apis.finetune.train', begin)
+
+
+def begun(folder: Path, out: Path, **options: object) -> Config:
+    """The config of a training that does not begin; see `begins`."""
+    with pytest.raises(KeyboardInterrupt):
+        mmvttt.finetune(folder, work_dir=out, **options)
+    return load_config(out / 'config.py')
+
+
+def test_a_training_is_reported_and_continued(colours: Path, tmp_path: Path) -> None:
     options = dict(work_dir=tmp_path / 'out', steps=4)
     lines: list[str] = []
     model = mmvttt.finetune(colours, say=lines.append, **options)
+    steps = [line.split()[1] for line in lines if line.startswith('  step ')]
+    assert steps == ['1', '2', '3', '4']
     assert len(lines) <= 30
-    assert [line.split()[:2] for line in lines if 'step ' in line] == [
-        ['step', str(n)] for n in range(1, 5)
-    ]
+    assert model.folder == tmp_path / 'out'
+    assert {'accuracy/top1'} <= {*model.metrics}
+    assert [row[:2] for row in model.table] == [('blue', 2), ('red', 2)]
+    assert {'best.pth', 'last.pth', *PICTURES} <= {path.name for path in model.folder.iterdir()}
     prediction = model.predict(colours / 'red' / '0.png')
     assert list(prediction.classes) == ['blue', 'red']
-    assert len(list((tmp_path / 'out' / 'predictions').iterdir())) == 4
-    # The last line predicts.
-    config, checkpoint = lines[-1].split()[3:5]
-    again = mmvttt.load(config, checkpoint, device='cpu').predict(colours / 'red' / '0.png')
+    # The command that it prints predicts.
+    words = next(line for line in lines if line.startswith('predict ')).split()
+    again = mmvttt.load(words[3], words[4], device='cpu').predict(colours / 'red' / '0.png')
     assert np.allclose(again.scores, prediction.scores, atol=1e-5)
-    # The config is read, with what a user has changed in it, and the run goes on.
-    path = Path(config)
-    path.write_text(path.read_text().replace('32, 16, 4, 0', '32, 16, 6, 0'))
-    more: list[str] = []
-    mmvttt.finetune(colours, say=more.append, **options)
-    assert [line.split()[1] for line in more if line.startswith('  step ')][-2:] == ['5', '6']
-    assert len([line for line in more if line.startswith('  step ')]) <= 3
-    for others in (dict(start='cifar10_vit_nano'), dict(steps=5)):
-        with pytest.raises(UsageError):
-            mmvttt.finetune(colours, **(options | others))
+    # The same call only reports.
+    repeated: list[str] = []
+    assert mmvttt.finetune(colours, say=repeated.append, **options).table == model.table
+    assert not any(line.startswith('  step ') for line in repeated)
+    # Another length continues, beside it, from the best weights.
+    longer = mmvttt.finetune(colours, work_dir=tmp_path / 'out', steps=2)
+    assert longer.folder == tmp_path / 'out_2'
+    assert read_settings(longer.folder)['own']['weights'] == str(tmp_path / 'out' / 'best.pth')
+    with pytest.raises(UsageError, match='starts from'):
+        mmvttt.finetune(colours, 'cifar10_vit_nano', **options)
     (colours / 'red' / '0.png').replace(colours / 'blue' / 'red.png')
     # The advice has options of this command.
-    with pytest.raises(ResumeError, match='--work-dir'):
+    with pytest.raises(ResumeError, match='--from'):
         mmvttt.finetune(colours, **options)
-    with pytest.raises(UsageError):
-        mmvttt.finetune(colours, 'pedestrians', work_dir=tmp_path / 'other')
 
 
-def test_a_folder_is_read_again_after_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_training_writes_to_no_stream(
+    colours: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def begins(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+    out, error = sys.stdout, sys.stderr
+    mmvttt.finetune(colours, work_dir=tmp_path / 'out', steps=1)
+    assert (sys.stdout, sys.stderr) == (out, error)
+    assert 'loss' not in capfd.readouterr().out
+    print_log('a later warning', 'current', logging.WARNING)
+    captured = capfd.readouterr()
+    assert 'a later warning' in captured.out + captured.err
+    assert 'Logging error' not in captured.err
 
-    monkeypatch.setattr('mmvttt.openmmlab.apis.finetune.train', begins)
+
+def test_what_comes_from_a_folder_is_data(colours: Path, tmp_path: Path, begins: None) -> None:
+    names = ("{{$X:.*|',open('ran','w'),('}}", '{{ fileBasename }}', "dog's {{_base_.model}}")
+    folder = tmp_path / "it's\nimport os\n{{$HOME:x}} \\"
+    colours.rename(folder)
+    (folder / 'blue').rename(folder / names[0])
+    (folder / 'red').rename(folder / names[1])
+    (folder / names[2]).mkdir()
+    for path in list((folder / names[0]).iterdir())[:5]:
+        path.rename(folder / names[2] / path.name)
+    cfg = begun(folder, tmp_path / '{{ fileDirname }}', steps=1)
+    assert {*cfg.train_dataloader.dataset.metainfo.classes} == {*names}
+    assert cfg.train_dataloader.dataset.data_root == str(folder)
+    text = (tmp_path / '{{ fileDirname }}' / 'config.py').read_text()
+    assert len(text.splitlines()) <= 10
+    assert not any(name in text for name in (*names, folder.name))
+
+
+def test_a_folder_is_read_again_after_an_error(tmp_path: Path, begins: None) -> None:
     content = coco(6)
     make_coco(tmp_path / 'set', 6)
     for width, error in ((60, DataError), (64, KeyboardInterrupt)):
@@ -84,6 +155,76 @@ def test_a_folder_is_read_again_after_an_error(
         write(tmp_path / 'set', content)
         with pytest.raises(error):
             mmvttt.finetune(tmp_path / 'set', work_dir=tmp_path / 'out')
+
+
+def test_a_config_of_former_data_trains_nothing(
+    colours: Path, tmp_path: Path, begins: None
+) -> None:
+    out = tmp_path / 'out'
+    begun(colours, out, steps=1)
+    (colours / 'red').rename(colours / 'green')
+    cfg = begun(colours, out, steps=1)
+    assert cfg.train_dataloader.dataset.metainfo.classes == ('blue', 'green')
+    # A full disk leaves a part of a file.
+    for name in ('config.py', 'finetune.json'):
+        text = (out / name).read_text()
+        (out / name).write_text(text[: len(text) // 2])
+        assert begun(colours, out, steps=1).model.head.num_classes == 2
+
+
+def test_counted_objects_and_steps(tmp_path: Path, begins: None) -> None:
+    boxes(tmp_path / 'set', 12, objects=36)
+    cfg = begun(tmp_path / 'set', tmp_path / 'out', steps=7)
+    assert cfg.train_cfg.max_iters == 7
+    assert cfg.model.test_cfg.rcnn.max_per_img >= 36
+    assert cfg.default_hooks.checkpoint.save_best == 'coco/bbox_mAP'
+
+
+@pytest.mark.parametrize('name', ['', 'config.py', 'run/iter_1.pth'])
+def test_own_weights_are_a_start(name: str, tmp_path: Path, begins: None) -> None:
+    boxes(tmp_path / 'set', 10, objects=1)
+    begun(tmp_path / 'set', tmp_path / 'out', steps=1)
+    (tmp_path / 'out/run').mkdir()
+    (tmp_path / 'out/run/iter_1.pth').touch()
+    cfg = begun(tmp_path / 'set', tmp_path / 'more', start=tmp_path / 'out' / name, steps=1)
+    assert cfg.load_from == str(tmp_path / 'out/run/iter_1.pth')
+    assert cfg.optim_wrapper.optimizer.lr == 4e-4
+
+
+def test_a_published_start_brings_its_own_settings(
+    tmp_path: Path, begins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({'model': {}}, tmp_path / 'hvit3_t_mesa_in1k.pth')
+    monkeypatch.setenv('MMVTTT_WEIGHTS', str(tmp_path))
+    colourful(tmp_path / 'set')
+    cfg = begun(tmp_path / 'set', tmp_path / 'out', minutes=0.01)
+    assert cfg.load_from == 'mmvttt://hvit3_t_mesa_in1k'
+    assert cfg.optim_wrapper.optimizer.lr == 1e-4
+    # No step of a whole backbone fits.
+    assert cfg.model.backbone.frozen_stages == 4
+
+
+def test_a_plan_is_json(tmp_path: Path) -> None:
+    boxes(tmp_path / 'set', 10, objects=2)
+    lines: list[str] = []
+    plan = mmvttt.plan(tmp_path / 'set', minutes=1, say=lines.append)
+    assert json.loads(json.dumps(plan)) == plan
+    assert plan['start'] == 'mmvttt://maskrcnn_vittt_nano_pedestrians'
+    assert 0 < plan['steps'] and 0 < plan['memory'] and plan['minutes'] <= 1.2
+    assert len(plan['pictures']) == 10
+    assert any('would be the better start' in line for line in lines)
+
+
+def test_ratings_of_predictions() -> None:
+    image, names = np.zeros((4, 4, 3), np.uint8), ['a', 'b']
+    corners = np.array([[0, 0, 2, 2], [2, 2, 4, 4.0]])
+    label = Boxes(image, names, np.ones(2), np.array([0, 1]), corners)
+    seen = Boxes(image, names, np.ones(2), np.array([0, 0]), corners)
+    assert _rated(label, seen, 2)[0] == 0.5
+    numbers = np.array([[0, 1], [2, 1]])
+    rating, matrix = _rated(LabelMap(image, names, numbers), LabelMap(image, names, numbers * 0), 2)
+    assert rating == pytest.approx(1 / 3)
+    assert matrix.tolist() == [[1, 0], [2, 0]]
 
 
 def test_ctrl_c_ends_with_one_line(
@@ -98,19 +239,6 @@ def test_ctrl_c_ends_with_one_line(
     with pytest.raises(SystemExit, match='130'):
         runpy.run_path(str(Path(__file__).parents[2] / 'tools/finetune.py'), run_name='__main__')
     assert capsys.readouterr().out == 'stopped; the same command resumes it\n'
-
-
-def test_the_table_of_label_maps() -> None:
-    data = OwnFolder(Path(), '', 'maps', ('sky', 'road', 'tree'), [], [], [])
-    # Of two pictures: what both have, what one of both has, predictions, labels.
-    pictures = [
-        [[1, 1, 0], [2, 2, 0], [1, 2, 0], [2, 1, 0]],
-        [[1, 0, 0], [1, 3, 0], [1, 3, 0], [1, 0, 0]],
-    ]
-    measure, rows = _by_class(data, {}, [[torch.tensor(x) for x in areas] for areas in pictures])
-    assert measure == 'IoU'
-    assert [row[:2] for row in rows] == [('sky', 2), ('road', 1), ('tree', 0)]
-    assert [row[2] for row in rows] == pytest.approx([2 / 3, 0.2, np.nan], nan_ok=True)
 
 
 def scenes(part: str) -> list[tuple[Path, np.ndarray]]:
@@ -181,22 +309,30 @@ def walkers(folder: Path) -> None:
         )
 
 
+def label_maps(folder: Path) -> None:
+    """CamVid's label maps of 11 classes."""
+    for part, count in (('train', 40), ('val', 15)):
+        for kind, source in (('images', 'img_dir'), ('masks', 'ann_dir')):
+            (folder / kind / part).mkdir(parents=True)
+            for path in sorted((public_data('camvid') / source / part).iterdir())[:count]:
+                (folder / kind / part / path.name).symlink_to(path)
+
+
 @pytest.mark.stress
 @pytest.mark.parametrize(
     ('make', 'start', 'measure', 'floor'),
     [
-        (partial(bicyclists, masks=False), None, 'bbox_mAP_50', 0.5),
-        (partial(bicyclists, masks=True), None, 'bbox_mAP_50', 0.4),
-        (walkers, 'cifar10_vittt_nano', 'bbox_mAP_50', 0.5),
-        (patches, None, 'top1', 85),
+        (partial(bicyclists, masks=False), None, 'coco/bbox_mAP_50', 0.5),
+        (partial(bicyclists, masks=True), None, 'coco/bbox_mAP_50', 0.4),
+        (walkers, 'cifar10_vittt_nano', 'coco/bbox_mAP_50', 0.5),
+        (patches, None, 'accuracy/top1', 85),
+        (label_maps, None, 'mIoU', 22),
     ],
-    ids=['boxes', 'masks', 'a backbone', 'classes'],
+    ids=['boxes', 'masks', 'a backbone', 'classes', 'maps'],
 )
 def test_forty_pictures_teach(
     make: Callable[[Path], None], start: str | None, measure: str, floor: float, tmp_path: Path
 ) -> None:
     make(tmp_path / 'set')
-    lines: list[str] = []
-    mmvttt.finetune(tmp_path / 'set', start, work_dir=tmp_path / 'out', say=lines.append)
-    (*_, last) = (line.split() for line in lines if line.startswith('  step '))
-    assert float(last[last.index(measure) + 1]) >= floor
+    model = mmvttt.finetune(tmp_path / 'set', start, work_dir=tmp_path / 'out')
+    assert model.metrics[measure] >= floor

@@ -257,7 +257,7 @@ def _measured(config: Path) -> tuple[float, float]:
     optimizer = build_optim_wrapper(model, cfg.optim_wrapper)
     batches, seconds = iter(Runner.build_dataloader(cfg.train_dataloader, seed=0)), math.inf
     # The first step compiles and allocates.
-    for _ in range(3):
+    for _ in range(2):
         begin = time.perf_counter()
         model.train_step(next(batches), optimizer)
         if device == 'cuda':
