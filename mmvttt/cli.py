@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import errno
+import math
 import os
 import select
 import sys
@@ -123,6 +124,17 @@ def _counted(least: int, text: str) -> int:
 
 
 # Integers, of 1 or more and of 0 or more.
+def duration(text: str) -> float:
+    """A positive number."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f'{text!r}: give a positive number')
+    return number
+
+
 positive, not_negative = partial(_counted, 1), partial(_counted, 0)
 
 

@@ -25,7 +25,7 @@ def main() -> None:
     add('--work-dir', help='where to write; default: work_dirs/finetune_<name of the folder>')
     add(
         '--minutes',
-        type=cli.positive_number,
+        type=cli.duration,
         help='length of the training; default: 10 on a CPU, 30 on a GPU',
     )
     add('--steps', type=cli.positive, help='its length in steps instead')

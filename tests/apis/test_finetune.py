@@ -210,7 +210,9 @@ def test_a_plan_is_json(tmp_path: Path) -> None:
     plan = mmvttt.plan(tmp_path / 'set', minutes=1, say=lines.append)
     assert json.loads(json.dumps(plan)) == plan
     assert plan['start'] == 'mmvttt://maskrcnn_vittt_nano_pedestrians'
-    assert 0 < plan['steps'] and 0 < plan['memory'] and plan['minutes'] <= 1.2
+    assert plan['steps'] > 0
+    assert plan['memory'] > 0
+    assert plan['minutes'] <= 1.5
     assert len(plan['pictures']) == 10
     assert any('would be the better start' in line for line in lines)
 

@@ -17,6 +17,8 @@ from ..tasks import Task, class_counts, set_picture_size, task_of
 
 CONFIG, SETTINGS = 'config.py', 'finetune.json'
 BEST, LAST = 'best.pth', 'last.pth'
+# Fewer steps have a constant rate.
+_SCHEDULED = 10
 # No text from outside: mmengine substitutes {{…}} in a config's text, and runs it. It takes a
 # config with the statement `import` for one of another kind.
 _TEXT = f"""\
@@ -107,7 +109,9 @@ def entries(base: Any) -> dict[str, Any]:
             dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=warm_up),
             # The rate falls at the end only, so that a training can be continued.
             dict(type='LinearLR', end_factor=0.02, by_epoch=False, begin=decay, end=own.steps),
-        ],
+        ]
+        if own.steps >= _SCHEDULED
+        else [],
         train_cfg=dict(
             _delete_=True, type='IterBasedTrainLoop', max_iters=own.steps, val_interval=own.every
         ),

@@ -116,7 +116,7 @@ def draw_data(data: OwnFolder, cfg: Any, path: Path) -> None:
             boxes = np.array([o['bbox'] for o, _ in objects], float)
             sizes = np.array([(image['width'], image['height']) for _, image in objects], float)
             sides = np.sqrt(boxes[:, 2:].prod(1))
-            charts[1].hist(sides, 30)
+            charts[1].hist(sides, 30, range=(0, sides.max() + 1))
             charts[1].set(title='root of the area, pixels', ylabel='objects')
             places = ((boxes[:, :2] + boxes[:, 2:] / 2) / sizes).clip(0, 1)
             charts[2].hist2d(*places.T, bins=20, range=((0, 1), (0, 1)))

@@ -139,7 +139,7 @@ def planned(
         most=max(objects), steps=1000, every=1000, patience=4,
     )  # fmt: skip
     minutes = request.minutes or default_minutes()
-    enough = round(_enough(data, own['batch']) * minutes / default_minutes())
+    enough = _enough(data, own['batch'])
     base = start.config if start.config.endswith('.py') else f'mmvttt::{start.config}.py'
     while True:
         write_config(out, base, own)
@@ -156,7 +156,8 @@ def planned(
         else:
             for key in ('size', 'crop'):
                 own[key] = [round(side * 0.75 / 32) * 32 for side in own[key]]
-    steps = request.steps or min(enough, in_time)
+    # More time than usual is for more steps than usual.
+    steps = request.steps or min(math.ceil(enough * minutes / default_minutes()), in_time)
     own |= dict(
         steps=steps, every=math.ceil(steps / _VALIDATIONS), memory=round(memory, 1),
         minutes=round(steps * seconds / 0.8 / 60, 1),
