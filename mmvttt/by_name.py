@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .arguments import check_device
@@ -96,12 +97,15 @@ def finetune(
     format: str | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Predictor:
-    """Trains on a folder of pictures; see `mmvttt.openmmlab.apis.finetune.finetune`."""
+    """Trains on a folder of pictures; see `mmvttt.openmmlab.apis.finetune.finetune`.
+
+    `start` may also be the name of published weights.
+    """
     say = _say(folder, say)
     from .openmmlab.apis.finetune import finetune
 
     options: Any = dict(work_dir=work_dir, minutes=minutes, steps=steps, format=format, say=say)
-    return finetune(folder, start, **options)
+    return finetune(folder, _names(start), **options)
 
 
 def plan(
@@ -117,7 +121,18 @@ def plan(
     say = _say(folder, say)
     from .openmmlab.apis.finetune_plan import plan
 
-    return plan(folder, start, minutes=minutes, steps=steps, format=format, say=say)
+    return plan(folder, _names(start), minutes=minutes, steps=steps, format=format, say=say)
+
+
+def _names(start: Start) -> list[str] | None:
+    """A start as paths that hold in any folder, or as a config and its weights."""
+    if start is None:
+        return None
+    parts = [start] if isinstance(start, str | os.PathLike) else [*start]
+    paths = [Path(part).expanduser() for part in parts]
+    if len(parts) == 1 and parts[0] != 'small' and not paths[0].exists():
+        return [*resolve(parts[0])]
+    return [os.fspath(p.resolve() if p.exists() else x) for x, p in zip(parts, paths, strict=True)]
 
 
 def _say(

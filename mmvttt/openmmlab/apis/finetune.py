@@ -37,7 +37,6 @@ from .finetune_plan import (
     default_minutes,
     off_screen,
     planned,
-    start_names,
 )  # fmt: skip
 from .predictor import Predictor, open_model
 from .train import train
@@ -57,7 +56,7 @@ _SECONDS = 30
 
 def finetune(
     folder: str | os.PathLike[str],
-    start: str | os.PathLike[str] | Sequence[str] | None = None,
+    start: Sequence[str] | None = None,
     *,
     work_dir: str | os.PathLike[str] | None = None,
     minutes: float | None = None,
@@ -70,9 +69,9 @@ def finetune(
     Args:
         folder: COCO's JSON, YOLO, Pascal VOC, labelme, CVAT or Label Studio, pictures with label
             maps, or a folder for each class. Without a validation part a fifth is held out.
-        start: The name of published weights; the folder of an earlier `finetune`, or a checkpoint
-            in it; a config and its checkpoint; or 'small', a model that comes with mmvttt. By
-            default the best of the task whose file is there or can be downloaded.
+        start: A config and its checkpoint; the folder of an earlier `finetune` or a checkpoint in
+            it; or 'small', a model that comes with mmvttt: a list. By default the best of the task
+            whose file is there or can be downloaded.
         work_dir: Folder of the config, the run and the pictures; default:
             `work_dirs/finetune_FOLDER`. A longer training than the one in it is continued in a
             folder beside it.
@@ -96,7 +95,7 @@ def finetune(
     """
     root = Path(folder).expanduser().resolve()
     out = Path(work_dir or Path('work_dirs', f'finetune_{root.name}')).resolve()
-    request = Request(start_names(start), minutes, steps, format)
+    request = Request(start, minutes, steps, format)
     out, own, begin = _folder(root, out, request)
     check_new_folder(out)
     data = read_folder(root, format, work_dir=out)

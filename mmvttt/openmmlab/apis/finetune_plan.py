@@ -21,7 +21,6 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 
-from mmvttt.by_name import resolve
 from mmvttt.checkpoints.published import is_here, published
 from mmvttt.checkpoints.sources import find_source
 from mmvttt.errors import CheckpointError, UsageError
@@ -58,7 +57,7 @@ def default_minutes() -> float:
 
 def plan(
     folder: str | os.PathLike[str],
-    start: str | os.PathLike[str] | Sequence[str] | None = None,
+    start: Sequence[str] | None = None,
     *,
     minutes: float | None = None,
     steps: int | None = None,
@@ -80,19 +79,10 @@ def plan(
     data = read_folder(Path(folder).expanduser().resolve(), format)
     with off_screen(), tempfile.TemporaryDirectory() as out:
         lists = dict(write_lists(data, Path(out)))
-        request = Request(start_names(start), minutes, steps, format)
+        request = Request(start, minutes, steps, format)
         _, own = planned(data, lists, request, Path(out), say)
     taken = ('start', 'frozen', 'size', 'batch', 'steps', 'minutes', 'memory')
     return as_plan(data) | {key: own[key] for key in taken}
-
-
-def start_names(start: str | os.PathLike[str] | Sequence[str] | None) -> list[str] | None:
-    """The argument `start` of `finetune` as a list, with paths that hold in any folder."""
-    if start is None:
-        return None
-    names = [start] if isinstance(start, str | os.PathLike) else start
-    paths = {name: Path(name).expanduser() for name in names}
-    return [os.fspath(p.resolve() if p.exists() else name) for name, p in paths.items()]
 
 
 @contextmanager
@@ -184,7 +174,7 @@ def _typical_side(data: OwnFolder) -> float:
 
 
 def choose(task: str, names: Sequence[str] | None, say: Callable[[str], None]) -> Start:
-    """The model to start from, by the argument `start` of `finetune`, as a list."""
+    """The model to start from, by the argument `start` of `finetune`."""
     *better, small = task_for(task).starts
     for start in () if names else better:
         weights = start.weights or ''
@@ -203,7 +193,12 @@ def choose(task: str, names: Sequence[str] | None, say: Callable[[str], None]) -
         return small
     if len(names) == 1 and (former := _former(Path(names[0]))) is not None:
         return former
-    config, weights = resolve(*names)
+    if len(names) == 1:
+        raise UsageError(
+            f'--from {shown(names[0])} is not of an earlier finetune: give a config and its '
+            'checkpoint'
+        )
+    config, weights = names
     for start in task_for(task).starts:
         if weights == start.weights or config == start.config:
             return start
