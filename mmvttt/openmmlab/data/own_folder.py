@@ -308,7 +308,7 @@ def _unpacked(archive: Path, work_dir: Path | None) -> Path:
 
 
 def picture_size(path: Path) -> dict[str, int]:
-    """Height and width, upright; raises DataError if a file is not an image."""
+    """Height and width, upright, or 0 if a file is not an image."""
     return Tree(path.parent).size(path.name)
 
 

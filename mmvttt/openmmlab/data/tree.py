@@ -28,16 +28,7 @@ from .text_files import read_json
 MARK = 'mmvttt_pictures.json'
 # Files of these are not looked into to see whether they are pictures of another suffix.
 _TEXTS = (
-    '.txt',
-    '.json',
-    '.xml',
-    '.yaml',
-    '.yml',
-    '.csv',
-    '.md',
-    '.names',
-    '.data',
-    '.labels',
+    *('.txt', '.json', '.xml', '.yaml', '.yml', '.csv', '.md', '.names', '.data', '.labels'),
     '.zip',
 )
 _MAGIC = b'\xff\xd8\xff', b'\x89PNG\r\n', b'BM', b'II*\0', b'MM\0*', b'GIF8', b'RIFF'
@@ -99,18 +90,15 @@ class Tree:
             self.has_links |= entry.is_symlink()
             if entry.name.startswith('.') or entry.name in ('__MACOSX', 'work_dirs'):
                 continue
-            if not _is_text(entry.name) or '\n' in entry.name or '\r' in entry.name:
+            if re.search('[\n\r\ud800-\udfff]', entry.name):
                 self.left_out[inner] = 'its name is not UTF-8, or has a line break: rename it'
             elif entry.is_dir():
                 if work == self.path(inner):
                     continue
                 if entry.is_symlink():
-                    target = os.path.realpath(entry.path)
-                    # Around in a circle, or a second time.
-                    if (
-                        target in self._linked
-                        or f'{os.path.realpath(self.path(folder))}/'.startswith(f'{target}/')
-                    ):
+                    target, here = map(os.path.realpath, (entry.path, self.path(folder)))
+                    # A second time, or around in a circle.
+                    if target in self._linked or f'{here}/'.startswith(f'{target}/'):
                         continue
                     self._linked.add(target)
                 yield from self._walk(inner)
@@ -141,9 +129,7 @@ class Tree:
 
     def has(self, name: str) -> bool:
         """Whether a picture has this name or stem."""
-        return (
-            normalize('NFC', name) in self._named or normalize('NFC', unquote(name)) in self._named
-        )
+        return any(normalize('NFC', text) in self._named for text in (name, unquote(name)))
 
     def is_image(self, inner: str | None) -> bool:
         """Whether a file is one of the pictures."""
@@ -231,10 +217,7 @@ class Tree:
 
     def locate(self, entry: str, folder: str) -> str | None:
         """The file or folder of a list's entry, seen from the list's folder or the root."""
-        parts = [
-            part for part in entry.replace('\\', '/').split('/') if part not in ('', '.', '..')
-        ]
-        if not parts:
+        if not (parts := _components(entry)):
             return folder
         for start in range(len(parts)):
             for base in dict.fromkeys((folder, '')):
@@ -302,14 +285,6 @@ def common_start(paths: Sequence[Sequence[str]]) -> int:
     steps = enumerate(zip(*paths, strict=False))
     shortest = min(map(len, paths), default=0)
     return next((k for k, step in steps if len({*step}) > 1), shortest)
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _components(path: str) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ class Pixels:
 
 
 def read_numbers(path: str | os.PathLike[str]) -> tuple[np.ndarray, Image.Image]:
-    """The numbers `(H, W)` of an image, of colours red · 65536 + green · 256 + blue."""
+    """The numbers `(H, W)` of an image, of colours 0xRRGGBB."""
     image, _ = open_image(path)
     if len(image.getbands()) > 2:
         channels = np.asarray(image.convert('RGB')).astype(np.int64)
@@ -140,9 +140,7 @@ def _kinds(tree: Tree) -> tuple[list[str], list[str]]:
 
 def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> dict[str, str]:
     """The map of each picture."""
-    stems = {
-        inner: normalize('NFC', os.path.splitext(inner)[0]).split('/') for inner in tree.images
-    }
+    stems = {i: normalize('NFC', os.path.splitext(i)[0]).split('/') for i in tree.images}
     cores: dict[str, list[str]] = defaultdict(list)
     ending = _common_ending([stems[inner][-1] for inner in photos])
     for inner in photos:
@@ -173,13 +171,10 @@ def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> 
     several = next((kinds for kinds in options.values() if len(kinds) > 1), {})
     if several:
         # The format of VOC and CVAT: the others show objects, and drawings.
-        chosen = [kind for kind in several if 'SegmentationClass' in kind[0].split('/')]
-        if len(chosen) != 1:
+        chosen = {k for o in options.values() for k in o if 'SegmentationClass' in k[0].split('/')}
+        if len(chosen & several.keys()) != 1:
             reading.lacks.append(f'a picture has several: {listed([*several.values()])}; move one')
-        options = {
-            inner: {k: s for k, s in kinds.items() if 'SegmentationClass' in k[0].split('/')}
-            for inner, kinds in options.items()
-        }
+        options = {i: {k: s for k, s in o.items() if k in chosen} for i, o in options.items()}
     return {inner: next(iter(kinds.values())) for inner, kinds in options.items() if kinds}
 
 
@@ -209,20 +204,18 @@ def _name(tree: Tree, reading: Reading, counts: Counter[int], coloured: bool) ->
     colours = [(r << 16) + (g << 8) + b for r, g, b in table.values()]
     if coloured:
         unknown = [n for n in counts if n not in colours]
-        if not table or unknown:
-            greys = all(n >> 16 == n >> 8 & 255 == n & 255 for n in counts)
-            if not greys:
-                reading.lacks.append(
-                    f'they are in {len(counts)} colours, {len(unknown)} without a name: write a '
-                    'line NAME:RED,GREEN,BLUE for each into labelmap.txt, or the number of the '
-                    'class into one channel'
-                )
-                return
-            reading.lookup = {n: n & 255 for n in counts}
-            counts = Counter({n & 255: count for n, count in counts.items()})
-        else:
+        if not unknown:
             reading.classes, reading.lookup = names, {n: k for k, n in enumerate(colours)}
             return
+        if any(n != (n & 255) * 0x10101 for n in counts):
+            reading.lacks.append(
+                f'they are in {len(counts)} colours, {len(unknown)} without a name: write a line '
+                'NAME:RED,GREEN,BLUE for each into labelmap.txt, or numbers into one channel'
+            )
+            return
+        # Greys in three channels.
+        reading.lookup = {n: n & 255 for n in counts}
+        counts = Counter({n & 255: count for n, count in counts.items()})
     numbers = {*counts} - {IGNORED}
     if {*counts} <= {0, IGNORED} and IGNORED in counts:
         reading.lookup = {n: int(n & 255 > 0) for n in reading.lookup or counts}
@@ -239,6 +232,8 @@ def _name(tree: Tree, reading: Reading, counts: Counter[int], coloured: bool) ->
         )
     elif most > IGNORED:
         reading.lacks.append(f'their numbers reach {most}: only 255 are read')
+    elif most == 0:
+        reading.lacks.append('they hold only the number 0: there is nothing to learn')
     elif not names and (most >= _MOST or len(numbers) <= most / 2):
         reading.lacks.append(
             f'{len(numbers)} numbers from {min(numbers)} to {most} are rather levels of grey than '
