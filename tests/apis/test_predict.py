@@ -1,8 +1,12 @@
 """Photographs through a model of each toolbox, and its data set, drawn by its own visualizer."""
 
+import json
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -11,15 +15,17 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.structures import InstanceData
 from PIL import Image
 from pycocotools.coco import COCO
 
 import mmvttt
 from mmvttt.errors import CheckpointMismatchError, DataError, UsageError
-from mmvttt.openmmlab.apis.predict import drawings, find_images, predict_files
-from mmvttt.openmmlab.apis.predictor import open_model
+from mmvttt.openmmlab.apis.predict import drawings, find_images, predict_files, write_table
+from mmvttt.openmmlab.apis.predictor import Predictor, open_model
 from mmvttt.openmmlab.config import config_root
 from mmvttt.openmmlab.tasks import task_for
+from mmvttt.openmmlab.tasks.lettering import font_for
 from mmvttt.openmmlab.tasks.prediction import Prediction
 
 from ..configs.reduced import build, reduce_model, reduced, save_random
@@ -181,6 +187,59 @@ def test_a_prediction_is_words_a_picture_and_arrays_of_supervision() -> None:
     assert isinstance(scores.to_supervision(), supervision.Classifications)
 
 
+@pytest.mark.parametrize(
+    'palette',
+    ['random', [(300, 0, 0)] * 2, [(-1, 0, 0)] * 2, [(1, 2)] * 2, [None] * 2, [(1.5, 0, 0)] * 2],
+)
+def test_colours_that_are_none_are_not_drawn(palette: Any) -> None:
+    scores = Prediction(np.zeros((9, 9, 3), np.uint8), ['a', 'b'], np.ones(2), palette=palette)
+    assert scores.colours().tolist() == replace(scores, palette=None).colours().tolist()
+    assert replace(scores, palette=[[1, 2, 3]] * 2).colours().tolist() == [[1, 2, 3]] * 2
+
+
+def test_names_in_any_script_are_told_apart() -> None:
+    def drawn(name: str) -> bytes:
+        return replace(prediction(), classes=[name, name]).draw().tobytes()
+
+    pairs = ('кошка', 'лошадь'), ('γάτα', 'φώκα'), ('行人', '汽车')
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        assert all(drawn(a) != drawn(b) for a, b in pairs)
+    # Letters that no font has.
+    with pytest.warns(UserWarning, match='Noto'):
+        assert font_for('a\u0378', 12)[0] == 'a<0378>'
+
+
+def test_a_table_has_its_columns_and_a_row_for_each_image(tmp_path: Path) -> None:
+    empty = replace(
+        prediction(),
+        scores=np.zeros(0),
+        labels=np.zeros(0, int),
+        boxes=np.zeros((0, 4)),
+        masks=None,
+    )
+    write_table([('a.jpg', empty), ('b.jpg', empty)], ['person'], tmp_path / 'a.csv')
+    lines = (tmp_path / 'a.csv').read_text().splitlines()
+    assert lines == ['image,label,score,x1,y1,x2,y2', 'a.jpg,,,,,,', 'b.jpg,,,,,,']
+    # Masks of one image do not make masks of another.
+    write_table([('a.jpg', prediction()), ('b.jpg', empty)], ['person', 'bus'], tmp_path / 'a.json')
+    annotations = json.loads((tmp_path / 'a.json').read_text())['annotations']
+    assert [entry['image_id'] for entry in annotations] == [1, 1, 1]
+
+
+def test_a_video_that_is_not_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = cv2.VideoWriter.fourcc(*'mp4v')
+    writer = cv2.VideoWriter(str(tmp_path / 'a.mp4'), code, 5, (80, 60))
+    writer.write(np.zeros((60, 80, 3), np.uint8))
+    writer.release()
+    pairs = [(tmp_path / 'a.mp4', tmp_path / 'out' / 'a.mp4')]
+    monkeypatch.setattr(cv2.VideoWriter, 'isOpened', lambda _: False)
+    with pytest.raises(UsageError, match='encoder'):
+        list(predict_files(Seen(), pairs))
+
+
 def test_without_supervision_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, 'supervision', None)
     with pytest.raises(ModuleNotFoundError, match=r'mmvttt\[predict\]'):
@@ -195,6 +254,9 @@ class Seen:
 
     def predict(self, image: object, score_thr: float, tiles: int | None) -> Prediction:
         return prediction()
+
+    def stream(self, images: Iterable, score_thr: float, batch: int | None) -> Iterator[Prediction]:
+        return (prediction() for _ in images)
 
 
 def test_folders_patterns_and_videos_become_pictures_and_tables(
@@ -236,6 +298,79 @@ def test_folders_patterns_and_videos_become_pictures_and_tables(
         (folder / 'notes.mp4').write_text('no video')
         with pytest.raises((UsageError, DataError)):
             find_images(wrong)
+
+
+def test_a_stream_is_in_order_and_reads_as_it_goes(detector: tuple, tmp_path: Path) -> None:
+    predictor = mmvttt.load(*detector, device='cpu')
+    rng = np.random.default_rng(0)
+    sizes = [(48, 64), (48, 64), (48, 64), (64, 48), (48, 64)]
+    photos = [rng.integers(0, 255, (*size, 3), np.uint8) for size in sizes]
+    read: list[int] = []
+
+    def reading() -> Iterator[np.ndarray]:
+        for i in range(50):
+            read.append(i)
+            yield photos[i % 5]
+
+    stream = predictor.stream(reading(), 0.05, batch=2)
+    for photo, prediction in zip(photos, stream, strict=False):
+        alone = predictor.predict(photo, 0.05)
+        assert prediction.image.shape == photo.shape
+        assert len(prediction.boxes) == len(alone.boxes) > 0
+        np.testing.assert_allclose(prediction.boxes, alone.boxes, atol=1e-2)
+    assert len(read) < 15
+    # What comes before an image that cannot be read is there.
+    broken = predictor.stream([photos[0], tmp_path / 'none.png'], 0.05, batch=4)
+    assert len(next(broken).boxes)
+    with pytest.raises(DataError):
+        next(broken)
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+def test_tiles_overlap_and_their_best_boxes_stay(channels: int) -> None:
+    """A detector of bright pixels, whose score is their share of its picture."""
+
+    class Bright(torch.nn.Module):
+        def test_step(self, data: dict) -> list[Any]:
+            (image,) = data['inputs']
+            assert image.shape[0] == channels
+            samples: list[Any] = []
+            places = (image[0] > 100).nonzero()
+            count = int(len(places) > 0)
+            boxes, scores = torch.zeros(count, 4), torch.zeros(count)
+            if count:
+                low, high = places.amin(0).flip(0), places.amax(0).flip(0) + 1
+                boxes[0] = torch.cat([low, high])
+                # The whole object scores best.
+                scores[0] = (high - low).prod() / 400
+            instances = InstanceData(
+                bboxes=boxes,
+                scores=scores,
+                labels=torch.zeros(count, dtype=torch.long),
+                masks=np.asarray(image[:count] > 100),
+            )
+            samples.append(SimpleNamespace(pred_instances=instances))
+            samples[0].cpu = lambda: samples[0]
+            return samples
+
+    bright = Bright()
+    bright.first = torch.nn.Conv2d(channels, 1, 1)
+    predictor = Predictor(bright, task_for('boxes'), [], dict(classes=('light',)))
+    predictor.pipeline = lambda results: dict(
+        inputs=torch.from_numpy(results['img']).permute(2, 0, 1)
+    )
+    # 30×11 across the seam of tiles of 50, cut by the first and whole in the second.
+    image = np.zeros((60, 120, channels), np.uint8)
+    image[20:31, 42:60] = 200
+    image = image[..., 0] if channels == 1 else image
+    prediction = predictor.predict(image, 0.0, tiles=50)
+    assert prediction.boxes[0].tolist() == [42, 20, 60, 31]
+    assert (np.diff(prediction.scores) <= 0).all()
+    assert prediction.masks[0].sum() == 18 * 11
+    assert prediction.masks[0][20:31, 42:60].all()
+    assert prediction.draw().shape == (60, 120, 3)
+    # The whole and its equal from a tile below are one.
+    assert len(prediction.boxes) <= 2
 
 
 @pytest.mark.parametrize('channels', [1, 4])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import glob
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ import cv2
 import numpy as np
 
 from mmvttt.checkpoints.atomic_write import replacing, write_whole
-from mmvttt.errors import UsageError
+from mmvttt.errors import DataError, UsageError
 from mmvttt.pictures import SUFFIXES, open_image
 
 from ..data.write_coco import coco_box, coco_json, coco_object
@@ -23,6 +25,7 @@ from ..tasks.prediction import Prediction
 if TYPE_CHECKING:
     from .predictor import Predictor
 
+_WRITERS = 2
 VIDEOS = ('.mp4', '.avi', '.mov', '.mkv', '.webm', '.m4v')
 
 
@@ -78,6 +81,7 @@ def predict_files(
     score_thr: float = 0.5,
     save: str | os.PathLike[str] | None = None,
     tiles: int | None = None,
+    batch: int | None = None,
 ) -> Iterator[tuple[Path, str, Path]]:
     """Predicts for files and writes drawings; yields each file, its prediction and its drawing.
 
@@ -88,21 +92,52 @@ def predict_files(
         save: A `.csv` of all predictions, or for a detector a `.json` as COCO's annotations with
             scores, which annotation tools import.
         tiles: See `Predictor.predict`.
+        batch: See `Predictor.stream`.
     """
     if save is not None and Path(save).suffix == '.json' and predictor.task.format != 'COCO':
         raise UsageError("--save FILE.json is COCO's, for detectors: give a .csv")
-    with nullcontext(_drop) if save is None else _table(predictor.classes, save) as add:
-        for image, file in images:
+    photos = [image for image, _ in images if image.suffix.lower() not in VIDEOS]
+    predictions = _predictions(predictor, photos, score_thr, tiles, batch)
+    with (
+        nullcontext(_drop) if save is None else _table(predictor.classes, save) as add,
+        ThreadPoolExecutor(_WRITERS) as pool,
+    ):
+
+        def described(pair: tuple[Path, Path]) -> Callable[[], tuple[Path, str, Path]]:
+            """Predicts for a file; returns what waits for its drawing to be written."""
+            image, file = pair
             if image.suffix.lower() in VIDEOS:
-                frames = _frames(image)
-                predictions = (predictor.predict(frame, score_thr, tiles) for frame in frames)
-                count = _draw_video(image, file, predictions, add)
-                yield image, f'{count} frames', file
-            else:
-                prediction = predictor.predict(image, score_thr, tiles)
-                add(os.fspath(image), prediction)
-                prediction.save(file)
-                yield image, repr(prediction), file
+                frames = (predictor.predict(x, score_thr, tiles) for x in _frames(image))
+                text = f'{_draw_video(image, file, frames, add)} frames'
+                return lambda: (image, text, file)
+            prediction = next(predictions)
+            add(os.fspath(image), prediction)
+            writing = pool.submit(prediction.save, file)
+            return lambda: (image, repr(prediction), writing.result() or file)
+
+        waiting: deque[Callable[[], tuple[Path, str, Path]]] = deque()
+        try:
+            for pair in images:
+                waiting.append(described(pair))
+                if len(waiting) > _WRITERS:
+                    yield waiting.popleft()()
+        except (DataError, UsageError):
+            yield from (done() for done in waiting)
+            raise
+        yield from (done() for done in waiting)
+
+
+def _predictions(
+    predictor: Predictor,
+    images: Iterable[Any],
+    score_thr: float,
+    tiles: int | None,
+    batch: int | None,
+) -> Iterator[Prediction]:
+    if tiles is None:
+        yield from predictor.stream(images, score_thr, batch)
+    else:
+        yield from (predictor.predict(image, score_thr, tiles) for image in images)
 
 
 def _frames(video: Path) -> Iterator[np.ndarray]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +28,7 @@ from mmvttt.checkpoints.load import adapted, require_whole
 from mmvttt.checkpoints.preparation import warn_of_other_images
 from mmvttt.checkpoints.read import open_checkpoint, saved_dataset
 from mmvttt.deploy.prepare import prepare
-from mmvttt.errors import UsageError
+from mmvttt.errors import DataError, UsageError
 from mmvttt.named_model import image_channels
 from mmvttt.pictures import open_picture
 
@@ -40,6 +42,7 @@ from ..tasks.prediction import Boxes, Prediction
 
 # mmengine's default scope, by which types are found, is the process's.
 _BUILDING = threading.Lock()
+_READERS = 2
 # Boxes of a class in two tiles that share this much of their union are one.
 _SAME = 0.5
 # A file, an image of Pillow, or pixels (H, W, channels) or (H, W), uint8, RGB.
@@ -144,8 +147,8 @@ class Predictor:
     ) -> Any:
         """Returns a `Prediction` for an image, or a list of them for a list.
 
-        Images are predicted one at a time: images of different sizes in one batch would be padded,
-        and the padding changes what a TTT layer learns from an image.
+        Images of different sizes do not run together: they would be padded, and the padding changes
+        what a TTT layer learns from an image.
 
         Args:
             images: A file, which is read as the config's test pipeline reads it; an image of
@@ -158,28 +161,63 @@ class Predictor:
             ImageError: An image file cannot be read.
             UsageError: An array is not an image for this model.
         """
+        if isinstance(images, list | tuple) and tiles is None:
+            return list(self.stream(images, score_thr))
         if isinstance(images, list | tuple):
             return [self.predict(image, score_thr, tiles) for image in images]
         check_part('score_thr', score_thr)
         results = self._read(images)
         if tiles is not None:
             return self._in_tiles(results['img'], score_thr, tiles)
-        return self._predict(results, score_thr)
+        return self._run([self._prepared(results)], score_thr)[0]
 
-    def _predict(self, results: dict[str, Any], score_thr: float) -> Prediction:
-        """The prediction for an image that has been read."""
+    def stream(
+        self, images: Iterable[Photo], score_thr: float = 0.5, batch: int | None = None
+    ) -> Iterator[Prediction]:
+        """Yields the predictions for images in their order; reads ahead, in constant memory.
+
+        Args:
+            images: See `predict`. An iterator is read as it is needed.
+            score_thr: See `predict`.
+            batch: Most images that run together; they have one size, so that none is padded for
+                another. Default: 8 on a GPU, else 1.
+
+        Raises:
+            ImageError, UsageError: See `predict`; after the predictions for the images before.
+        """
+        check_part('score_thr', score_thr)
+        batch = batch or (8 if self._on_gpu() else 1)
+        with ThreadPoolExecutor(_READERS) as pool:
+            prepared = ahead(
+                pool, lambda x: self._prepared(self._read(x)), images, batch + _READERS
+            )
+            for group in _groups(prepared, batch):
+                yield from self._run(group, score_thr)
+
+    def _on_gpu(self) -> bool:
+        return any(parameter.is_cuda for parameter in self.model.parameters())
+
+    def _prepared(self, results: dict[str, Any]) -> tuple[np.ndarray, Any]:
+        """An image that has been read, as it is shown and as the model takes it."""
         shown = _shown(results['img'])
         try:
-            inputs = self.pipeline(results)
+            return shown, self.pipeline(results)
         except cv2.error as error:
             height, width = shown.shape[:2]
             raise UsageError(
                 f'{results.get("img_path", "the image")} of {width}×{height} pixels cannot be '
                 'resized for this model: cut it into pieces that are less narrow'
             ) from error
+
+    def _run(self, group: Sequence[tuple[np.ndarray, Any]], score_thr: float) -> list[Prediction]:
+        """The predictions for prepared images of one size."""
         with torch.no_grad():
-            sample = self.model.test_step(pseudo_collate([inputs]))[0].cpu()
-        return self.task.predicted(sample, shown, self.classes, score_thr, self.palette)
+            samples = self.model.test_step(pseudo_collate([inputs for _, inputs in group]))
+        options = self.classes, score_thr, self.palette
+        return [
+            self.task.predicted(sample.cpu(), shown, *options)
+            for sample, (shown, _) in zip(samples, group, strict=True)
+        ]
 
     def _in_tiles(self, pixels: np.ndarray, score_thr: float, side: int) -> Boxes:
         """The boxes in overlapping tiles of an image as it was read, without those found twice."""
@@ -189,7 +227,8 @@ class Predictor:
         parts: list[tuple[Any, ...]] = []
         for y, x in product(_starts(height, side), _starts(width, side)):
             tile = np.ascontiguousarray(pixels[y : y + side, x : x + side])
-            p: Any = self._predict(_as_read(tile), score_thr)
+            (p,) = self._run([self._prepared(_as_read(tile))], score_thr)
+            assert isinstance(p, Boxes)
             masks = None
             if p.masks is not None:
                 masks = np.zeros((len(p.masks), height, width), bool)
@@ -217,6 +256,39 @@ class Predictor:
                     f'OpenCV cannot read {os.fspath(image)!r}: write it as an 8-bit PNG'
                 ) from error
         return _as_read(_pixels(image, image_channels(self.model)))
+
+
+def ahead(
+    pool: Executor, function: Callable[[Any], Any], items: Iterable[Any], depth: int
+) -> Iterator[Any]:
+    """Yields a function's results in the order of its arguments, computed up to `depth` ahead."""
+    futures: deque[Future] = deque()
+    for item in items:
+        futures.append(pool.submit(function, item))
+        if len(futures) > depth:
+            yield futures.popleft().result()
+    while futures:
+        yield futures.popleft().result()
+
+
+def _groups(prepared: Iterable[tuple[Any, Any]], most: int) -> Iterator[list[tuple[Any, Any]]]:
+    """Groups of neighbours of one size; before an error, what came before it."""
+    group: list[tuple[Any, Any]] = []
+    try:
+        for item in prepared:
+            if group and item[1]['inputs'].shape != group[0][1]['inputs'].shape:
+                yield group
+                group = []
+            group.append(item)
+            if len(group) == most:
+                yield group
+                group = []
+    except (DataError, UsageError):
+        if group:
+            yield group
+        raise
+    if group:
+        yield group
 
 
 def _as_read(pixels: np.ndarray) -> dict[str, Any]:

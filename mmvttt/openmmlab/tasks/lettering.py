@@ -44,9 +44,21 @@ def font_for(text: str, size: int) -> tuple[str, Font]:
 
 
 def _lacking(font: Font, text: str) -> set[str]:
-    """Letters that a font draws like a code point that no font has."""
-    box = bytes(font.getmask('\uffff'))
-    return {x for x in text if not x.isspace() and bytes(font.getmask(x)) == box}
+    """Letters that a font draws like a code point that none has, or like their neighbour.
+
+    Fonts of last resort draw one picture for all letters of a script.
+    """
+    box = _mask(font, '\uffff')
+    masks = {x: _mask(font, x) for x in text if not x.isspace()}
+    return {x for x, mask in masks.items() if mask in (None, box, _mask(font, chr(ord(x) ^ 1)))}
+
+
+def _mask(font: Font, letter: str) -> bytes | None:
+    try:
+        return bytes(font.getmask(letter))
+    except ValueError:
+        # Raqm cannot shape all that Unicode reserves.
+        return None
 
 
 def _files() -> Iterator[str]:
