@@ -126,27 +126,36 @@ def tools() -> dict[str, Path]:
     package = Path(__file__).parent
     shipped, cloned = package / '.mim' / 'tools', package.parent / 'tools'
     folder = shipped if shipped.is_dir() else cloned
-    by_name = {tool_name(path): path for path in folder.glob('*.py')}
+    # The shell's, but for what they share.
+    files = [*folder.glob('*.py'), *folder.glob('[!_]*.sh')]
+    by_name = {tool_name(path.with_suffix('.py')): path for path in files}
     rest = sorted(by_name.keys() - set(_FREQUENT))
     return {name: by_name[name] for name in (*_FREQUENT, *rest) if name in by_name}
 
 
 def tool_lines() -> list[str]:
     """A line for each tool: its name, and the first sentence of its file."""
-    docs = {
-        name: ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
-        for name, path in tools().items()
-    }
-    return [f'  {name:20}{doc.partition(chr(10))[0]}' for name, doc in docs.items()]
+    lines = []
+    for name, path in tools().items():
+        text = path.read_text(encoding='utf-8')
+        if path.suffix == '.py':
+            text = ast.get_docstring(ast.parse(text)) or ''
+        else:
+            text = text.splitlines()[1].removeprefix('# ')
+        lines.append(f'  {name:20}{text.partition(chr(10))[0]}')
+    return lines
 
 
 def run_tool(name: str, arguments: list[str]) -> None:
-    """Becomes `python tools/NAME.py ARGUMENTS`."""
+    """Becomes `python tools/NAME.py ARGUMENTS`, or `bash tools/NAME.sh ARGUMENTS`."""
     by_name = tools()
     path = by_name.get(name.replace('-', '_'))
     if path is None:
         advice = suggest(name, by_name) or f'; it has {", ".join(by_name)}'
         sys.exit(f'error: mmvttt has no tool {name!r}{advice}')
+    if path.suffix == '.sh':
+        os.environ.setdefault('PYTHON', sys.executable)
+        os.execvp('bash', ['bash', str(path), *arguments])
     os.execv(sys.executable, [sys.executable, str(path), *arguments])
 
 

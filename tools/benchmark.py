@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Measures FLOPs, peak memory, latency and GPU time of models (mmvttt.analysis.benchmark).
 
 Writes a CSV that names the machine, and plots it against image size like vision-ttt Fig. 6, with

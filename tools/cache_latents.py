@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Computes the latents of images once, for training diffusion models.
 
 There is one folder of images for each class.

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Checks the data of a config: annotations, labels, files, images.
 
 See mmvttt.openmmlab.data.annotations. Exit status 1 if there are errors. Warnings name

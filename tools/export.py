@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Writes a trained model for deployment: torch.export (.pt2), ONNX, or OpenVINO (.xml, .bin).
 
 Classifiers and segmentors are exported up to their logits, detectors up to the maps of their neck.

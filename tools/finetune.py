@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Trains a model on a folder of annotated pictures, from trained weights.
 
 Boxes and masks (COCO, YOLO, Pascal VOC, labelme, CVAT, Label Studio), label maps, or a folder for

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Draws images with a trained diffusion model.
 
 The same settings give the same images with any number of GPUs.

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Prints a model's parameters and FLOPs, by part and by op (mmvttt.analysis.flops).
 
 FLOPs are multiply-accumulates, as in the papers. Needs no data set, no weights and no GPU.

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Predicts on photographs and videos by a trained model, and draws what it sees.
 
 Boxes and masks, a label map or the top five classes, depending on the model. IMAGES are files,

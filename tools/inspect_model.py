@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Draws where a model looks and what its inner models learn: pictures and a CSV for each.
 
 --what chooses:

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Writes a checkpoint's weights without optimizer and history, named by hash.
 
 OUT ends in .pth, or in .safetensors, which also gets a model card.

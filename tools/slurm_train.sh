@@ -42,5 +42,5 @@ exec srun --partition="$partition" --job-name="$job" \
         export PORT="${PORT:-$((20000 + SLURM_JOB_ID % 20000))}"
         config="$1" work_dir="$2"
         shift 2
-        exec "$TOOLS/dist_train.sh" "$config" "$PER_NODE" --work-dir "$work_dir" "$@"
+        exec bash "$TOOLS/dist_train.sh" "$config" "$PER_NODE" --work-dir "$work_dir" "$@"
     ' slurm_train "$config" "$work_dir" "$@"

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Evaluates a checkpoint on the test set of a config of mmdet, mmsegmentation or mmpretrain.
 
 example: mmvttt test configs/maskrcnn_vittt_demo.py work_dirs/demo/epoch_4.pth

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Trains a model from a config of mmdet, mmsegmentation or mmpretrain.
 
 example: mmvttt train configs/maskrcnn_vittt_s_1x.py --amp --resume

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Lists the published weights, or downloads them (mmvttt.checkpoints.published).
 
 MMVTTT_WEIGHTS names a folder with NAME.pth or NAME.safetensors, or the address of a mirror that is

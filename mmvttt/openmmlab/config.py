@@ -96,6 +96,12 @@ def load_config(
             '_base_ of another one'
         )
     _fetch_private(cfg)
+    for split in ('train', 'val', 'test'):
+        loader = cfg.get(f'{split}_dataloader')
+        if isinstance(loader, dict) and loader.get('num_workers') == 0:
+            # torch refuses these without workers, for which a config may have set them.
+            loader.pop('persistent_workers', None)
+            loader.pop('prefetch_factor', None)
     cfg.launcher = launcher
     if work_dir is not None:
         cfg.work_dir = work_dir

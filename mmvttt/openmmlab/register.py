@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from mmengine.model import BaseModule, PretrainedInit
+from mmengine.registry import MODELS as ROOT
 from torch import nn
 
 from mmvttt.checkpoints.load import load_pretrained
@@ -140,22 +141,30 @@ def require_options(kind: type, options: Mapping[str, Any]) -> None:
     )
 
 
-def _registered(kind: type[nn.Module]) -> type[nn.Module]:
-    """A class of the library as a BaseModule, importable from here, and registered."""
-    made = type(
-        kind.__name__,
-        (FromLibrary, kind),
-        {'__module__': __name__, '__doc__': kind.__doc__, 'library_class': kind},
-    )
-    globals()[kind.__name__] = made
-    MODELS.register_module(module=made)
+def register(kind: type[nn.Module]) -> type[nn.Module]:
+    """Registers a backbone of one's own, with `init_cfg`, for configs of any toolbox.
+
+    It decorates a class (docs/own_mixer.md), which a config names without a scope.
+
+    Raises:
+        KeyError: A model of that name is registered already.
+    """
+    made = _as_module(kind, kind.__module__)
+    ROOT.register_module(module=made)
     return made
 
 
-__all__ = [
-    _registered(kind).__name__
-    for kind in (*backbones.BACKBONES.values(), adapters.ViTAdapter, *MIXERS.values())
-]
+def _as_module(kind: type[nn.Module], module: str) -> type[nn.Module]:
+    """A class of the library as a BaseModule."""
+    own = {'__module__': module, '__doc__': kind.__doc__, 'library_class': kind}
+    return type(kind.__name__, (FromLibrary, kind), own)
+
+
+_KINDS = (*backbones.BACKBONES.values(), adapters.ViTAdapter, *MIXERS.values())
+for _kind in _KINDS:
+    globals()[_kind.__name__] = _as_module(_kind, __name__)
+    MODELS.register_module(module=globals()[_kind.__name__])
+__all__ = [kind.__name__ for kind in _KINDS]
 for _loss in (DDPMLoss, FlowLoss):
     MODELS.register_module(module=_loss)
 for _registry, _own in (

@@ -266,7 +266,7 @@ def _check_backbone(backbone: nn.Module) -> None:
     if missing:
         raise OptionTypeError(
             f'ViTAdapter cannot wrap {type(backbone).__name__}, which lacks {", ".join(missing)}: '
-            'it needs a plain backbone such as mmvttt.Vittt'
+            "give a plain backbone such as mmvttt.Vittt, or for timm's ViT mmvttt.TimmViT(vit)"
         )
     if backbone.patch_size != _PATCH:
         raise OptionError(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mmvttt.arguments import check_choice, check_config, check_int, checked_size
 from mmvttt.checkpoints.families import to_timm
-from mmvttt.errors import CheckpointMismatchError, OptionError
+from mmvttt.errors import CheckpointMismatchError, OptionError, OptionTypeError
 
 from ..layers.conv import map_size
 from ..layers.json_options import from_json, to_json
@@ -37,6 +37,17 @@ _ACTIVATIONS = {
 _LEAST_EPS = 1e-6
 
 
+def _described(model: nn.Module) -> tuple[str, dict[str, Any]]:
+    """The name in timm's registry and the options that a model of timm was made with."""
+    config, options = (getattr(model, name, None) for name in ('pretrained_cfg', '_model_args'))
+    if options is None or not (config and config.get('architecture')):
+        raise OptionTypeError(
+            f'a {type(model).__name__} that timm.create_model did not make: give a name of timm'
+        )
+    others = {name: value for name, value in options.items() if name != 'source'}
+    return options.get('source', config['architecture']), others
+
+
 class TimmViT(PlainBackbone):
     """timm's `VisionTransformer` or `Eva`: DINOv2, DINOv3, SigLIP 2, EVA-02, CLIP, DeiT, MAE, ….
 
@@ -50,7 +61,8 @@ class TimmViT(PlainBackbone):
     timm's hub, such as `'timm://vit_small_patch16_dinov3.lvd1689m'`.
 
     Args:
-        model: Name in timm's registry.
+        model: Name in timm's registry, or a model of `timm.create_model`, linearized or not, whose
+            options and weights are copied.
         linearize: Options of `mmvttt.linearize`, e.g. `dict()` or `dict(where='t5+')`. None or
             False leaves the softmax.
         model_options: Further options of timm's model, e.g. `dict(depth=4)`.
@@ -71,7 +83,7 @@ class TimmViT(PlainBackbone):
 
     def __init__(
         self,
-        model: str,
+        model: str | nn.Module,
         linearize: Mapping[str, Any] | bool | None = None,
         model_options: Mapping[str, Any] | None = None,
         drop_path_rate: float = 0.0,
@@ -85,6 +97,13 @@ class TimmViT(PlainBackbone):
     ) -> None:
         if linearize is False:
             linearize = None
+        source = model if isinstance(model, nn.Module) else None
+        if source is not None:
+            model, built_with = _described(source)
+            linearize = built_with.pop('linearize', linearize)
+            in_channels = built_with.pop('in_chans', in_channels)
+            drop_path_rate = drop_path_rate or built_with.pop('drop_path_rate', 0.0)
+            model_options = {**built_with, **(model_options or {})}
         for name, value in (('linearize', linearize), ('model_options', model_options)):
             if value is not None:
                 check_config(name, value, 'dict()')
@@ -146,6 +165,15 @@ class TimmViT(PlainBackbone):
         self.mixed_rope = getattr(vit, 'rope_mixed', False)
         self.blocks = vit.blocks
         self.train(self.training)
+        if source is not None:
+            lacking = self.load_state_dict(source.state_dict(), strict=False).missing_keys
+            new = [] if self.linearization is None else self.linearization.new
+            if lacking := [name for name in lacking if name not in new]:
+                raise OptionError(
+                    f'{type(source).__name__} lacks {lacking[0]} of a {model!r}: it was changed '
+                    'after timm.create_model; give the name, and load what it has'
+                )
+            self.to(next(source.parameters()))
 
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Image `(B, in_channels, H, W)` → tokens `(B, num_prefix_tokens + h·w, C)` and `(h, w)`.

@@ -73,7 +73,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
         check_data(cfg, ('train', 'val'))
         locate_checkpoints(cfg)
     except Exception:
-        lock.release()
+        lock.undo()
         raise
     former = [p.name for p in candidates(cfg.work_dir) if _REGULAR.fullmatch(p.name)]
     if former and not cfg.get('resume'):

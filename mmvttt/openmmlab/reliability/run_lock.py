@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -35,6 +36,9 @@ class RunLock:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._lock: FileLock | None = None
+        path = Path(folder).absolute()
+        # Folders that are made here, the inner ones first.
+        self._made = [p for p in (path, *path.parents) if not p.exists()]
         problem = ''
         try:
             check_new_folder(folder)
@@ -52,6 +56,18 @@ class RunLock:
         """Releases the lock, and all other locks of this process on the folder."""
         if self._lock is not None:
             self._lock.release(force=True)
+
+    def undo(self) -> None:
+        """Releases the lock of a training that was refused, and removes the folders made for it."""
+        self.release()
+        if self._lock is None or not self._made:
+            return
+        for name in (_LOCK, _HOLDER):
+            (self._made[0] / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            # Another program may have written there.
+            for folder in self._made:
+                folder.rmdir()
 
 
 def _locked(folder: Path) -> FileLock:
