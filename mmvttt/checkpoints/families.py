@@ -46,12 +46,6 @@ _REST: Rules = (
     ),
     (r'pre_layrnorm\.', 'norm_pre.'),
     (r'(?:post_layernorm|layernorm|norm)\.', 'norm.'),
-    # SigLIP's pooling.
-    (r'head\.probe$', 'attn_pool.latent'),
-    (r'head\.attention\.in_proj_', 'attn_pool.qkv.'),
-    (r'head\.attention\.out_proj\.', 'attn_pool.proj.'),
-    (r'head\.layernorm\.', 'attn_pool.norm.'),
-    (r'head\.mlp\.', 'attn_pool.mlp.'),
 )
 # A name that tells the family, whose group 1 is the part up to a block → the rules of its blocks.
 _FAMILIES: Mapping[str, Rules] = {
@@ -68,9 +62,10 @@ _HEADS: Rules = (
     (r'(?:cls_)?classifier\.', 'head.'),
     (r'distillation_classifier\.', 'head_dist.'),
 )
-# Useless to a backbone: masks of the pretraining, poolers, decoders, and the text's half.
+# Useless to a backbone: masks of the pretraining, poolers (SigLIP's is a `head`), decoders, and the
+# text's half.
 _DROPPED = re.compile(
-    r'(.*\.)?(mask_token|position_ids|pooler\..*)$|(text_model|decoder)\.'
+    r'(.*\.)?(mask_token|position_ids|(pooler|head)\..*)$|(text_model|decoder)\.'
     r'|(text|visual)_projection\.|logit_(scale|bias)$'
 )
 _CHUNKED = re.compile(r'(.*\bblocks)\.\d+\.(\d+)\.')
@@ -188,11 +183,6 @@ def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         # Registers have no row; timm adds the class token's to the token.
         weights['cls_token'] = weights['cls_token'] + position[:, :1]
         weights['pos_embed'] = position[:, 1:]
-    for kind in ('weight', 'bias'):
-        if (whole := weights.pop(f'attn_pool.qkv.{kind}', None)) is not None:
-            width = whole.shape[0] // 3
-            weights[f'attn_pool.q.{kind}'] = whole[:width]
-            weights[f'attn_pool.kv.{kind}'] = whole[width:]
     return weights
 
 

@@ -413,3 +413,14 @@ def test_distillation_of_an_encoder() -> None:
     same = build('DepthAnything', linear=False)
     linearize(same, **SOFTMAX)
     assert distillation_losses(source, same, image())['explained_last'] > 0.9999
+
+
+@pytest.mark.parametrize('page', ['t5', 'distil'])
+def test_the_examples_of_the_pages(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / 'docs' / f'{page}.md').read_text()
+    _, _, block = text.partition('<!-- run: with transformers -->\n```python\n')
+    exec(compile(block.partition('```')[0], page, 'exec'), {})
+    assert (tmp_path / 'linear' / 'config.json').is_file()

@@ -116,12 +116,14 @@ def linearize(
     weights of the source. BEiT and timm's `relpos` models lose their biases of pairs of positions,
     for which only training makes up. A transformer of diffusers records the linearization in its
     config. The class of its name in `mmvttt.models.linearize.saved` loads what it saves, and so do
-    pipelines.
+    pipelines. A model of transformers is linearized in its image encoder
+    (`mmvttt.models.linearize.transformers`, whose `from_pretrained` loads what it saves).
 
     Args:
         model: Of timm: `VisionTransformer` (ViT, DeiT, DINOv2, CLIP, SigLIP, …), `Eva` (EVA-02,
             DINOv3, …), `Beit`, `VisionTransformerRelPos`. Of diffusers: `DiTTransformer2DModel`,
-            `PixArtTransformer2DModel`, `SD3Transformer2DModel`, `FluxTransformer2DModel`.
+            `PixArtTransformer2DModel`, `SD3Transformer2DModel`, `FluxTransformer2DModel`. Or a
+            `PreTrainedModel` of transformers that has an image encoder.
         where: 'all', indices of blocks, names of attentions, or a
             recipe of the paper, which also sets the options: 't5' (as 'all'), 't5+', 'dit5',
             'sd3.5-t5'.
@@ -192,8 +194,8 @@ def _family(model: nn.Module) -> ModuleType:
     raise OptionError(
         f'{type(model).__name__} cannot be linearized: give a VisionTransformer, Eva, Beit or '
         'VisionTransformerRelPos of timm, or a DiT, PixArt, SD3 or Flux transformer of diffusers, '
-        'not compiled or wrapped (model._orig_mod or model.module holds it then, model.model with '
-        'features_only). Weights of transformers load into mmvttt.TimmViT.'
+        'or a PreTrainedModel of transformers with an image encoder; not compiled or wrapped '
+        '(model._orig_mod or model.module holds it then, model.model with features_only).'
     )
 
 
