@@ -6,11 +6,15 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
 from mmvttt.errors import DataError
+from mmvttt.openmmlab.data.dataset_config import DatasetConfig
+from mmvttt.openmmlab.data.dropped import dropped_objects
+from mmvttt.openmmlab.data.images import read_image
 from mmvttt.openmmlab.data.own_folder import as_plan, read_folder, write_lists
 
 H, W = 36, 48
@@ -249,3 +253,30 @@ def test_copies_and_frames_stay_together(tmp_path: Path) -> None:
     numbers = [(n[:-8], int(n[-8:-4])) for n in val if '.rf.' not in n]
     beside = [f'{v}{i + d:04}.jpg' in train for v, i in numbers for d in (-1, 1)]
     assert 0 < sum(beside) <= len(numbers)
+
+
+def test_the_pipeline_says_which_objects_it_drops(tmp_path: Path) -> None:
+    """Objects of 3 pixels after the training's own resizing."""
+    pipeline = [
+        dict(type='LoadImageFromFile'),
+        dict(type='LoadAnnotations', with_bbox=True),
+        dict(type='Resize', scale=(12, 9), keep_ratio=True),
+        dict(type='FilterAnnotations', min_gt_bbox_wh=(8, 8)),
+        dict(type='PackDetInputs'),
+    ]
+    root = make(tmp_path, each(('{}.jpg', None)) | {'a.json': coco(NAMES, area=216, iscrowd=0)})
+    config = dict(
+        type='CocoDataset', data_root=os.fspath(root), ann_file='a.json', pipeline=pipeline,
+        data_prefix=dict(img=''), metainfo=dict(classes=('cat',)),
+    )  # fmt: skip
+    before = np.random.get_state()[1].tolist()
+    (text,) = dropped_objects(DatasetConfig(config, scope='mmdet'))
+    assert text.startswith('6 of 6 objects are dropped by FilterAnnotations at 12x9: ')
+    assert np.random.get_state()[1].tolist() == before
+
+
+@pytest.mark.parametrize('kind', [np.uint8, np.uint16, np.int32, np.float32])
+def test_opencv_is_the_judge_of_a_tiff(kind: type, tmp_path: Path) -> None:
+    path = os.fspath(tmp_path / 'a.tif')
+    Image.fromarray(NUMBERS.astype(kind)).save(path)
+    assert (read_image(path).problem is None) == (cv2.imread(path) is not None)
