@@ -22,6 +22,7 @@ from mmvttt.openmmlab.apis.evaluate import _dump, enable_tta, evaluate, show_pre
 from mmvttt.openmmlab.apis.train import enable_amp
 from mmvttt.openmmlab.config import load_config, named_entries
 from mmvttt.openmmlab.reliability import AnomalyHook, add_protection
+from mmvttt.openmmlab.tasks import task_for, task_of
 
 
 def test_evaluation_of_the_checkpoint_gives_the_metric_of_training(run: Callable) -> None:
@@ -148,7 +149,7 @@ def test_show_dir_speaks_every_toolbox_s_language(scope: str, drawn: dict) -> No
     cfg = Config(
         dict(default_scope=scope, default_hooks=dict(visualization=hook), visualizer=dict())
     )
-    show_predictions(cfg, '/pictures')
+    show_predictions(cfg, '/pictures', task_of(cfg))
     assert cfg.default_hooks.visualization == {**hook, **drawn}
     shown = {'save_dir': '/pictures'} if scope == 'mmseg' else {}
     assert cfg.visualizer == shown | {'name': '/pictures'}
@@ -263,11 +264,11 @@ def test_options_that_do_not_fit_the_config(tmp_path: Path) -> None:
     empty = dict(default_scope='mmdet', default_hooks=dict(), model=dict())
     (file := tmp_path / 'file').touch()
     for call in (
-        lambda: enable_tta(load_config('vittt_digits')),
-        lambda: show_predictions(Config(empty), 'a'),
+        lambda: enable_tta(load_config('vittt_digits'), task_for('classes')),
+        lambda: show_predictions(Config(empty), 'a', task_for('boxes')),
         lambda: evaluate('vittt_digits', 'a.pth', tta=True, show_dir='a'),
-        lambda: _dump('mmdet', 'a.json'),
-        lambda: _dump('mmdet', f'{file}/a.pkl'),
+        lambda: _dump(task_for('boxes'), 'a.json'),
+        lambda: _dump(task_for('boxes'), f'{file}/a.pkl'),
     ):
         with pytest.raises(UsageError):
             call()

@@ -80,10 +80,10 @@ def evaluate(
         # FSDP's checkpoints are whole, and are evaluated as such.
         cfg.pop('runner_type')
     if show_dir is not None:
-        show_predictions(cfg, show_dir)
+        show_predictions(cfg, show_dir, task)
     metrics = [] if out is None else [_dump(task, out)]
     if tta:
-        enable_tta(cfg)
+        enable_tta(cfg, task)
     dtype = half_type() if amp else None
     make: Callable[[Any], nn.Module]
     make = partial(prepare, part='backbone', dtype=dtype, cuda_graph=cuda_graph)
@@ -113,7 +113,7 @@ class _TestOther(Hook):
         setattr(parent, 'model' if parent is runner else 'module', self.make(model))
 
 
-def enable_tta(cfg: Config) -> None:
+def enable_tta(cfg: Config, task: Task) -> None:
     """Makes a config merge the predictions for versions of an image (test-time augmentation).
 
     Its `tta_pipeline` makes the versions and its `tta_model` merges them, of detectors only boxes.
@@ -129,14 +129,14 @@ def enable_tta(cfg: Config) -> None:
         config: Any = data.config
         if data.split == 'test' and not data.metric:
             config['pipeline'] = cfg.tta_pipeline
-        elif data.split == 'test' and (merged := task_of(cfg).merge_metric(config)):
+        elif data.split == 'test' and (merged := task.merge_metric(config)):
             print_log(f'--tta merges {merged}', 'current')
     if cfg.get('data_preprocessor') is not None:
         cfg.model.setdefault('data_preprocessor', cfg.pop('data_preprocessor'))
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
 
 
-def show_predictions(cfg: Config, folder: str) -> None:
+def show_predictions(cfg: Config, folder: str, task: Task) -> None:
     """Makes the toolbox's VisualizationHook draw every test image's prediction into a folder."""
     hook = (cfg.get('default_hooks') or {}).get('visualization')
     if hook is None:
@@ -144,7 +144,7 @@ def show_predictions(cfg: Config, folder: str) -> None:
             '--show-dir needs default_hooks.visualization, which the config lacks; add the '
             "toolbox's, e.g. dict(type='DetVisualizationHook')"
         )
-    task_of(cfg).show(cfg, hook, folder)
+    task.show(cfg, hook, folder)
     if cfg.get('visualizer') is not None:
         # Under the same name mmengine would return an earlier run's visualizer.
         cfg.visualizer.name = folder
