@@ -61,6 +61,7 @@ def load(
     checkpoint: str | os.PathLike[str] | None = None,
     device: str | None = None,
     cfg_options: dict[str, Any] | None = None,
+    file: str | os.PathLike[str] | None = None,
 ) -> Predictor:
     """Opens a trained model: its `predict(photo)` returns boxes, scores, masks, labels as arrays.
 
@@ -69,6 +70,7 @@ def load(
         checkpoint: The weights, by default the published ones (`mmvttt weights`).
         device: Where to run, by default a GPU if there is one.
         cfg_options: Dotted keys of the config and their values.
+        file: An .onnx or .xml of `mmvttt export`, which predicts in the model's place on the CPU.
 
     Raises:
         UsageError: OpenMMLab or the model's toolbox is not installed, or the model is unknown.
@@ -81,10 +83,11 @@ def load(
     from .openmmlab.apis.predictor import open_model
     from .openmmlab.config import load_config
 
-    device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
+    usual = 'cuda' if torch.cuda.is_available() and file is None else 'cpu'
+    device = device or usual
     check_device(device)
     cfg = load_config(config, cfg_options=cfg_options, needed=('model',))
-    return open_model(cfg, weights, device)
+    return open_model(cfg, weights, device, file=file)
 
 
 def finetune(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from http.client import HTTPException
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from .errors import DataError
+from .errors import DataError, first_line
 
 # Formats by content, whatever the name: Pillow would start Ghostscript to read an EPS, for example.
 FORMATS = ('JPEG', 'PNG', 'BMP', 'TIFF', 'WEBP', 'PPM', 'GIF', 'JPEG2000', 'AVIF')
@@ -19,6 +22,8 @@ SUFFIXES = (
 )
 # Largest number, of 255, of a 16-bit picture that uses 14 of its bits.
 _DARK = 63
+# Of a picture of an address, and until its server answers.
+_BYTES, _SECONDS = 100_000_000, 30
 # Where EXIF has the orientation, and the last bytes of a JPEG, in which it says that it ends.
 _ORIENTATION, _END = 0x0112, 4096
 # A kind of images that Pillow reads and OpenCV does not.
@@ -35,6 +40,34 @@ class ImageError(DataError):
 
 class LargeImageError(ImageError):
     """An image has too many pixels to be decoded without asking."""
+
+
+def fetch_image(url: str, folder: str | os.PathLike[str]) -> str:
+    """Downloads a picture into a folder, and returns its file. What it is, `open_image` tells.
+
+    Raises:
+        ImageError: The address cannot be read, or has more than 100 MB.
+    """
+    from .checkpoints.download import shown
+
+    name = os.path.basename(urlsplit(url).path)
+    name = ''.join(c if c.isalnum() or c in '.-_' else '_' for c in name)[-80:].lstrip('.')
+    try:
+        with urlopen(Request(url, headers={'User-Agent': 'mmvttt'}), timeout=_SECONDS) as answer:
+            content = answer.read(_BYTES + 1)
+    except (OSError, HTTPException, ValueError) as error:
+        raise ImageError(
+            'addresses that cannot be read', f'{shown(url)!r} cannot be read: {first_line(error)}'
+        ) from error
+    if len(content) > _BYTES:
+        raise ImageError(
+            'pictures that are too large to be downloaded',
+            f'{shown(url)!r} has more than {_BYTES // 10**6} MB: download it, and give the file',
+        )
+    path = os.path.join(folder, name or 'picture')
+    with open(path, 'wb') as file:
+        file.write(content)
+    return path
 
 
 def open_image(path: str | os.PathLike[str]) -> tuple[Image.Image, bool]:

@@ -3,12 +3,16 @@
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from mmvttt import pictures
 from mmvttt.errors import DataError
 from mmvttt.named_model import read_picture
 from mmvttt.pictures import ImageError, LargeImageError, open_image, open_picture
@@ -88,3 +92,20 @@ def test_floating_point_numbers(tmp_path: Path) -> None:
     Image.fromarray(np.ones((8, 8), np.float32)).save(tmp_path / 'a.tif')
     with pytest.raises(ImageError):
         open_picture(tmp_path / 'a.tif')
+
+
+def test_a_picture_of_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new('RGB', (4, 3)).save(tmp_path / 'a b.png')
+    answers = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(('127.0.0.1', 0), answers) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        site = f'http://127.0.0.1:{server.server_port}'
+        path = pictures.fetch_image(f'{site}/a%20b.png?size=4', tmp_path)
+        assert Path(path).name == 'a_20b.png'
+        assert pictures.open_image(path)[0].size == (4, 3)
+        with pytest.raises(pictures.ImageError, match='404'):
+            pictures.fetch_image(f'{site}/none.png', tmp_path)
+        monkeypatch.setattr(pictures, '_BYTES', 10)
+        with pytest.raises(pictures.ImageError, match='download it'):
+            pictures.fetch_image(f'{site}/a%20b.png', tmp_path)
+        server.shutdown()

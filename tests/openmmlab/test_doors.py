@@ -1,5 +1,7 @@
 """Doors for a user's own parts: a model of timm's, a backbone, a refused training's folder."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,3 +67,11 @@ def test_no_workers_need_no_other_option(run: Callable) -> None:
     for loader in ('train_dataloader', 'val_dataloader'):
         options = {f'{loader}.persistent_workers': True, f'{loader}.num_workers': 0}
         run('train', work_dir=loader, cfg_options={'train_cfg.max_epochs': 1, **options})
+
+
+def test_launchers_of_the_shell_are_tools() -> None:
+    for tool, usage in (('dist_train', 'CONFIG GPUS'), ('slurm-train', 'PARTITION JOB_NAME')):
+        command = [sys.executable, '-m', 'mmvttt', tool]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert usage in done.stderr

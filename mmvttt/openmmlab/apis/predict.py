@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import csv
 import glob
 import os
+import shutil
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import cv2
 import numpy as np
 
 from mmvttt.checkpoints.atomic_write import replacing, write_whole
 from mmvttt.errors import DataError, UsageError
-from mmvttt.pictures import SUFFIXES, open_image
+from mmvttt.pictures import SUFFIXES, fetch_image, open_image
 
 from ..data.write_coco import coco_box, coco_json, coco_object
 from ..tasks.prediction import Prediction
@@ -30,7 +34,7 @@ VIDEOS = ('.mp4', '.avi', '.mov', '.mkv', '.webm', '.m4v')
 
 
 def find_images(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """Files of folders and patterns, in order, each checked without a model.
+    """Files of folders, patterns and http addresses, in order, each checked without a model.
 
     Raises:
         UsageError: A folder or pattern has no picture or video.
@@ -39,7 +43,12 @@ def find_images(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     files: list[Path] = []
     for given in (os.fspath(path) for path in paths):
         matches = [given]
-        if os.path.isdir(given):
+        if urlsplit(given).scheme in ('http', 'https'):
+            # A folder for each, as pictures of several sites may have one name.
+            folder = tempfile.mkdtemp(prefix='mmvttt_')
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            matches = [given] = [fetch_image(given, folder)]
+        elif os.path.isdir(given):
             matches = glob.glob(os.path.join(glob.escape(given), '*'))
         elif not os.path.exists(given) and glob.has_magic(given):
             matches = glob.glob(given, recursive=True)
