@@ -68,6 +68,17 @@ def test_detections_are_mmdet_s(make: Any) -> None:
         assert outputs[2].any()
 
 
+def test_regions_of_several_levels_keep_their_order() -> None:
+    model = built(mask_rcnn())
+    features = model.extract_feat(torch.randn(1, 3, *SIZE))
+    sides = torch.tensor([300.0, 8, 120, 10, 500, 130])
+    regions = torch.stack([0 * sides, 0 * sides, 0 * sides, sides, sides], 1)
+    extractor = model.roi_head.bbox_roi_extractor
+    assert len(set(extractor.map_roi_levels(regions, 4).tolist())) >= 3
+    expected = extractor(features[: extractor.num_inputs], regions)
+    torch.testing.assert_close(predictor(model)._pool('bbox', features, regions), expected)
+
+
 def test_counterparts_of_boxes_are_found_in_any_order() -> None:
     dets = torch.tensor([[0, 0, 10, 10, 0.9], [0, 0, 10, 10, 0.5], [5, 5, 20, 20, 0.4]])
     labels = torch.tensor([1, 2, 1])
