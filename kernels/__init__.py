@@ -15,13 +15,14 @@ if __name__ == 'ttt_kernels':
     from .deform_attn import deform_attn
     from .ttt_dwconv import ttt_dwconv
     from .ttt_glu import ttt_glu
-    from .ttt_linear import ttt_linear
+    from .ttt_linear import convolved_ttt_linear, ttt_linear
     from .ttt_mlp import ttt_mlp
 
     __all__ = [
         'BACKENDS',
         'available',
         'causal_conv',
+        'convolved_ttt_linear',
         'decompositions',
         'deform_attn',
         'ttt_dwconv',

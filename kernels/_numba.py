@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
@@ -15,14 +16,16 @@ import numba
 import numpy as np
 import torch
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
 from numba.extending import intrinsic as numba_intrinsic
+from numba.extending import overload
 from torch import Tensor
 
 # Matrices are padded to multiples of this many columns.
 COLUMNS = 16
-# Rows of a tile of `add_product`, and terms of a step of its inner loop.
-_ROWS, _TERMS = 4, 4
+# Rows of a tile, as many as registers hold, and terms of a step of the inner loop of `add_product`.
+ROWS, _TERMS = (8 if get_host_cpu_features().get('avx512f') else 4), 4
 # Parts for each thread: if another process delays a thread, the others take the rest of its parts.
 _PARTS_PER_THREAD = 4
 # Waking a thread takes 70 µs, in which a core does 2 million multiply-adds.
@@ -104,54 +107,65 @@ def inlined(function: Callable) -> Callable:
 # ----------------------------------------------------------------------------------------- products
 
 
-@intrinsic
-def _add_tile(context, z, x, w, first, left):
-    """z += x @ w for _ROWS rows from `first` and COLUMNS columns from `left`.
+def _tiles(filtered: bool) -> Callable[..., Any]:
+    @intrinsic
+    def add_tile(context, z, x, w, first, left):
+        """z += x @ w, or filtered, for ROWS rows from `first` and COLUMNS columns from `left`.
 
-    LLVM's loop vectorizer does not keep a tile of sums in registers, so these are its vectors.
-    """
+        LLVM's loop vectorizer does not keep a tile of sums in registers, so these are its vectors.
+        """
 
-    def generate(context, builder, signature, arguments):
-        *operands, first, left = arguments
-        kinds = z, x, w
-        arrays = [
-            context.make_array(kind)(context, builder, array)
-            for kind, array in zip(kinds, operands, strict=True)
-        ]
-        number = context.get_data_type(z.dtype)
-        line, fuse = ir.VectorType(number, COLUMNS), {'flags': ('contract',)}
-        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), COLUMNS), None)
-        align = z.dtype.bitwidth // 8
+        def generate(context, builder, signature, arguments):
+            *operands, first, left = arguments
+            kinds = z, x, w
+            arrays = [
+                context.make_array(kind)(context, builder, array)
+                for kind, array in zip(kinds, operands, strict=True)
+            ]
+            number = context.get_data_type(z.dtype)
+            line, fuse = ir.VectorType(number, COLUMNS), {'flags': ('contract',)}
+            everywhere = ir.Constant(ir.VectorType(ir.IntType(32), COLUMNS), None)
+            align = z.dtype.bitwidth // 8
 
-        def at(operand, row, column, kind):
-            array, indices = arrays[operand], [row, column]
-            place = cgutils.get_item_pointer(context, builder, kinds[operand], array, indices)
-            return builder.bitcast(place, kind.as_pointer())
+            def at(operand, row, column, kind):
+                array, indices = arrays[operand], [row, column]
+                place = cgutils.get_item_pointer(context, builder, kinds[operand], array, indices)
+                return builder.bitcast(place, kind.as_pointer())
 
-        def shifted(start, stop):
-            return [builder.add(start, ir.Constant(start.type, i)) for i in range(stop)]
+            def shifted(start, stop):
+                return [builder.add(start, ir.Constant(start.type, i)) for i in range(stop)]
 
-        rows = shifted(first, _ROWS)
-        sums = [cgutils.alloca_once(builder, line) for _ in rows]
-        for total in sums:
-            builder.store(ir.Constant(line, None), total)
-        terms = builder.extract_value(arrays[2].shape, 0)
-        begin, step = (ir.Constant(terms.type, i) for i in (0, _TERMS))
-        with cgutils.for_range_slice(builder, begin, terms, step) as (start, _):
-            for term in shifted(start, _TERMS):
-                b = builder.load(at(2, term, left, line), align=align)
-                for row, total in zip(rows, sums, strict=True):
-                    a = builder.load(at(1, row, term, number), align=align)
-                    a = builder.insert_element(ir.Constant(line, ir.Undefined), a, begin)
-                    a = builder.fmul(builder.shuffle_vector(a, a, everywhere), b, **fuse)
-                    builder.store(builder.fadd(builder.load(total), a, **fuse), total)
-        for row, total in zip(rows, sums, strict=True):
-            target = at(0, row, left, line)
-            total = builder.fadd(builder.load(target, align=align), builder.load(total))
-            builder.store(total, target, align=align)
-        return context.get_dummy_value()
+            rows = shifted(first, ROWS)
+            sums = [cgutils.alloca_once(builder, line) for _ in rows]
+            for total in sums:
+                builder.store(ir.Constant(line, None), total)
+            terms, together = builder.extract_value(arrays[2].shape, 0), 1 if filtered else _TERMS
+            begin, step = (ir.Constant(terms.type, i) for i in (0, together))
+            with cgutils.for_range_slice(builder, begin, terms, step) as (start, _):
+                for term in shifted(start, together):
+                    b = builder.load(at(2, term, left, line), align=align)
+                    for row, total in zip(rows, sums, strict=True):
+                        if filtered:
+                            a = at(1, builder.add(row, term), left, line)
+                            a = builder.load(a, align=align)
+                        else:
+                            a = builder.load(at(1, row, term, number), align=align)
+                            a = builder.insert_element(ir.Constant(line, ir.Undefined), a, begin)
+                            a = builder.shuffle_vector(a, a, everywhere)
+                        a = builder.fmul(a, b, **fuse)
+                        builder.store(builder.fadd(builder.load(total), a, **fuse), total)
+            for row, total in zip(rows, sums, strict=True):
+                target = at(0, row, left, line)
+                total = builder.fadd(builder.load(target, align=align), builder.load(total))
+                builder.store(total, target, align=align)
+            return context.get_dummy_value()
 
-    return types.void(z, x, w, first, left), generate
+        return types.void(z, x, w, first, left), generate
+
+    return add_tile
+
+
+_add_tile, _add_filtered_tile = _tiles(filtered=False), _tiles(filtered=True)
 
 
 @inlined
@@ -161,8 +175,78 @@ def add_product(z, x, w):
     Rows of z and w are dense, x has any strides: `np.ascontiguousarray` transposes a w.
     """
     for left in range(0, z.shape[1], COLUMNS):
-        for first in range(0, len(z), _ROWS):
+        for first in range(0, len(z), ROWS):
             _add_tile(z, x, w, first, left)
+
+
+@inlined
+def add_filtered(z, x, y):
+    """z[t] += Σ_n x[t + n]·y[n] in each column, `(m, d)`, `(m + n − 1, d)`, `(n, d)`, dense rows.
+
+    m is a multiple of ROWS, d of COLUMNS.
+    """
+    for left in range(0, z.shape[1], COLUMNS):
+        for first in range(0, len(z), ROWS):
+            _add_filtered_tile(z, x, y, first, left)
+
+
+# ------------------------------------------------------------------------------------- inner steps
+
+
+def sigmoid(x):
+    """1/(1 + exp(−x)) of a number in a compiled loop."""
+    raise NotImplementedError
+
+
+# Without `reassoc`, which would add up the two parts of ln 2.
+@overload(sigmoid, jit_options=_OPTIONS | {'fastmath': {'contract', 'nsz'}, 'forceinline': True})
+def _sigmoid(x):
+    """A series in fp32, which LLVM vectorizes: it calls `exp` for one number at a time."""
+    if x != types.float32:
+        return lambda x: 1 / (1 + np.exp(-x))
+    one, half, log2, most = (np.float32(c) for c in (1, 0.5, 1 / np.log(2), 87))
+    high, low = np.float32(0.693359375), np.float32(np.log(2) - 0.693359375)
+    c2, c3, c4, c5, c6, c7 = (np.float32(1 / math.factorial(i)) for i in range(2, 8))
+
+    def series(x):
+        y = -most if x > most else most if x < -most else -x
+        n = np.floor(y * log2 + half)
+        r = y - n * high - n * low
+        p = one + r * (one + r * (c2 + r * (c3 + r * (c4 + r * (c5 + r * (c6 + r * c7))))))
+        power = np.int32((np.int32(n) + 127) << 23).view(np.float32)  # 2ⁿ
+        return one / (one + p * power)
+
+    return series
+
+
+@jit
+def take_step(factor, damping, totals, weights, stepped):
+    """Turns sums `(n, parts, rows, d)` into gradients, in part 0, and takes the steps.
+
+    `stepped` is `(n, rows, d)`, `weights` one such matrix for each head. `damping` divides every
+    column of a gradient by its norm plus 1.
+    """
+    one, scale = weights.dtype.type(1), np.zeros(totals.shape[3], weights.dtype)
+    for n in range(len(totals)):
+        g = totals[n, 0]
+        for part in range(1, totals.shape[1]):
+            g += totals[n, part]
+        g *= factor
+        scale[:] = 0
+        for t in range(len(g)):
+            row = g[t]
+            for i in range(len(scale)):
+                scale[i] += row[i] * row[i]
+        for i in range(len(scale)):
+            scale[i] = one / (np.sqrt(scale[i]) + one) if damping else one
+        for t in range(len(g)):
+            row, old, new = g[t], weights[n % len(weights), t], stepped[n, t]
+            for i in range(len(scale)):
+                new[i] = old[i] - row[i] * scale[i]
+
+
+def unsupported_reason(args: Any) -> None:
+    """Of kernels that take all arguments."""
 
 
 # ------------------------------------------------------------------------------------------- tokens

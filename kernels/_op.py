@@ -167,6 +167,21 @@ class Op:
         out = self.function.apply(plan, torch.is_grad_enabled(), *self.tensors_of(args))
         return out if isinstance(out, tuple) else (out,)
 
+    def without_gradients(self, name: str, args: Args, *more: Tensor, backend: str | None) -> Any:
+        """`name(args, *more)` of the implementation, a function that has no backward pass.
+
+        None if there is none, a gradient is needed, or the call is not eager.
+        """
+        plan = self._plan(args, backend) if is_eager() and self._key(more) is not None else None
+        function = getattr(plan and plan.implementation, name, None)
+        tensors = [x for x in (*self.tensors_of(args), *more) if isinstance(x, Tensor)]
+        grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        if plan is None or function is None or grad:
+            return None
+        ready = {self.names[i]: args[i].to(dtype) for i, dtype in plan.casts}
+        ready |= {self.names[i]: x for i, x in zip(self.options, plan.options, strict=True)}
+        return function(self.arguments._make(args)._replace(**ready), *more)
+
     def _key(self, args: Args) -> list[Any] | None:
         """The layout of the arguments, or None if only the registered op takes them."""
         key: list[Any] = []

@@ -1,8 +1,8 @@
 """ViT³'s gated inner model in plain PyTorch: the executable specification of one full-batch step.
 
 - `primal`: the definition, with the gradient of the inner loss by autograd.
-- `forward`, `backward`: what the op runs without a GPU. Explicit formulas with both weights side by
-  side, `W = [W1 | W2]` `(H, d, 2d)`, so that every step is one product.
+- `forward`, `backward`: what the op runs without kernels. Explicit formulas with both weights side
+  by side, `W = [W1 | W2]` `(H, d, 2d)`, so that every step is one product.
 
 Vectors are rows, f(x) = (xW1)⊙silu(xW2). The inner loss is −(s/N)·Σ f(k)·v. Nothing is scaled by
 s/N before the sum over the tokens: tokens of a large map would underflow in half precision.

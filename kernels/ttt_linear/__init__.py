@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .. import _inputs
 from .._op import Args, Op
+from ..causal_conv import causal_conv
 from . import reference
 from .definition import dual, parts
 
@@ -63,6 +64,34 @@ def ttt_linear(
     """
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, token_scale)
     return OP(*tensors, directions, mini_batch_size, eps, backend=backend)[0]
+
+
+def convolved_ttt_linear(
+    x: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    v: Tensor,
+    *inputs: Tensor | None,
+    directions: tuple[str, ...] = ('forward', 'backward'),
+    mini_batch_size: int = 16,
+    eps: float = 1e-6,
+    backend: str | None = None,
+) -> Tensor:
+    """Applies `ttt_linear` to the q and k that `causal_conv` makes of x (Algorithm 1, l. 10 to 17).
+
+    x is `(B, T, R, H·d)`, the weights are `(R, H·d, K)`; for v and all others see `ttt_linear`. On
+    a CPU, numba computes both ops in one pass where no gradient is needed.
+    """
+    heads, weights = v.shape[-2:], (q_weight, k_weight)
+    if q_weight.shape == k_weight.shape == (*x.shape[2:], *q_weight.shape[2:]):
+        shared = x.unflatten(-1, heads)
+        args = (shared, shared, v, *inputs, directions, mini_batch_size, eps)
+        out = OP.without_gradients('convolved', args, *weights, backend=backend)
+        if out is not None:
+            return out
+    q, k = causal_conv(x, *weights, directions=directions, backend=backend)
+    args = (q.unflatten(-1, heads), k.unflatten(-1, heads), v, *inputs)
+    return OP(*args, directions, mini_batch_size, eps, backend=backend)[0]
 
 
 def _check(*args: Any) -> Args:

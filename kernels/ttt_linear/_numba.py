@@ -10,7 +10,6 @@ bf16 and fp16 are converted to fp32 and back, with Z rounded where the reference
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .._inputs import state_dtype
@@ -37,35 +36,40 @@ def unsupported_reason(args: Args) -> str | None:
 
 
 def _common(
-    inputs: Inputs, directions: str, mini_batch_size: int, eps: float
+    inputs: Inputs, directions: str, mini_batch_size: int, eps: float, filters: Args = ()
 ) -> tuple[Sizes, Numbers, Parameters]:
     """Sizes, constants and parameters for both passes."""
     _, tokens, scans, heads, dim = inputs.q.shape
-    size, columns = min(mini_batch_size, tokens), padded(dim)
-    sizes = Sizes(tokens, scans, heads, size, dim, padded(size), columns)
-    reverse = np.array([way == 'b' for way in directions])
-    # Copies: FSDP cannot resize a parameter's storage that has ever had a NumPy view.
+    size = min(mini_batch_size, tokens)
+    sizes = Sizes(tokens, scans, heads, size, dim, padded(size), padded(dim))
     w0, b0, gain, shift, token_scale = (x if x is None else x.detach() for x in inputs[4:])
-    rest = columns - dim
-    states = torch.cat((F.pad(w0, (0, 0, 0, rest)), b0.unsqueeze(-2)), -2)
-    # Without the mean over the outputs, as in the reference.
-    states = F.pad(states - states.mean(-1, keepdim=True), (0, rest))
-    vectors = F.pad(torch.stack((gain, shift), -2), (0, rest))
     if token_scale is None:
-        token_scale = states.new_ones((scans, mini_batch_size))
-    arrays = (x.numpy() for x in (states, vectors, token_scale.clone().contiguous()))
-    parameters = Parameters(reverse, *arrays)
-    kind = parameters.states.dtype.type
+        token_scale = w0.new_ones((scans, mini_batch_size))
+    taps = [w.detach().mT for w in filters] or [w0.new_empty((scans, 0, heads * dim))] * 2
+    # Copies: FSDP cannot resize a parameter's storage that has ever had a NumPy view.
+    copies = [x.clone(memory_format=torch.contiguous_format) for x in (w0, b0, token_scale)]
+    w0, b0, token_scale = (x.numpy() for x in copies)
+    vectors, taps = torch.stack((gain, shift), -2), torch.stack(taps)
+    reverse = np.array([way == 'b' for way in directions])
+    parameters = Parameters(reverse, w0, b0, vectors.numpy(), token_scale, taps.numpy())
+    kind = w0.dtype.type
     return sizes, Numbers(dim, kind(1 / dim), kind(max(eps, LEAST_EPS)), kind(1)), parameters
 
 
-def forward(args: Args, keep: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Computes `reference.forward`."""
+def convolved(args: Args, *filters: Tensor) -> Tensor:
+    """O of queries and keys that are `causal_conv` of the same tokens, by `(R, H·d, K)` each."""
+    return forward(args, False, filters)[0]
+
+
+def forward(
+    args: Args, keep: bool = True, filters: Args = ()
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes `reference.forward`, of filtered queries and keys where there are filters."""
     inputs, (directions, mini_batch_size, eps) = parts(args)
     q, k, v, eta = inputs[:4]
     batch, tokens, scans, heads, dim = q.shape
     state = state_dtype(q.dtype)
-    sizes, numbers, parameters = _common(inputs, directions, mini_batch_size, eps)
+    sizes, numbers, parameters = _common(inputs, directions, mini_batch_size, eps, filters)
     o = q.new_empty(q.shape, dtype=state)
     z = q.new_empty(q.shape if keep else 0, dtype=state)
     apart = segment(mini_batch_size) * mini_batch_size

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._numba import COLUMNS, add_product, inlined, jit, load, round_to_bf16, store
+from .._numba import COLUMNS, add_filtered, add_product, inlined, jit, load, round_to_bf16, store
 
 # Rows of `places` and of `Tokens.strides`; outputs and their gradients lie like OUT.
 Q, K, V, ETA, OUT, DETA = range(6)
@@ -47,12 +47,17 @@ class Tokens(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """Directions, initial [W; b], rows γ and λ, and τ of each scan."""
+    """Directions, initial W and b, rows γ and λ, and τ of each scan.
+
+    `filters`: `(2, R, K, H·d)` of the queries and keys, which share tokens then, or K = 0.
+    """
 
     reverse: np.ndarray
-    states: np.ndarray
+    w0: np.ndarray
+    b0: np.ndarray
     vectors: np.ndarray
     token_scale: np.ndarray
+    filters: np.ndarray
 
 
 class Kept(NamedTuple):
@@ -132,6 +137,36 @@ def find(places, number, sizes, reverse, strides):
             start, step = start + (sizes.tokens - 1) * step, -step
         places[i, 0], places[i, 1] = start, step
     return image, scan, head
+
+
+@inlined
+def start_state(state, w, b, dim):
+    """The first [W; c], without the mean over the outputs, as in the reference."""
+    # Everything, padding included: a NaN left by the previous program would spread, as 0 · NaN.
+    state[:] = 0
+    for i in range(dim + 1):
+        row, line = (state[i], w[i]) if i < dim else (state[-1], b)
+        mean = line.mean()
+        for j in range(dim):
+            row[j] = line[j] - mean
+
+
+@inlined
+def load_filtered(chunk, line, filters, x, place, first, count, size, dim):
+    """Queries and keys of a chunk of filtered tokens; `filters` are `(2, K, d')`.
+
+    `line` has K − 1 rows for the tokens before the chunk, and below them those of the chunk.
+    """
+    rows, reach = len(chunk.v), filters.shape[1] - 1
+    for t in range(reach):
+        row, later = line[t], line[size + t]
+        for i in range(len(row)):
+            row[i] = later[i] if first else 0
+    load(line[reach:], x, place, first, count, dim)
+    chunk.kq[:] = 0
+    add_filtered(chunk.kq[rows:], line, filters[0])
+    add_filtered(chunk.kq[:rows], line, filters[1])
+    chunk.kq[count:rows] = 0
 
 
 @inlined
@@ -248,21 +283,27 @@ def _outputs(x, queries, vectors, dim):
 def forward(start, stop, sizes, numbers, rounds, segment, tokens, parameters, kept, o):
     """Runs the programs from `start` to `stop`; `segment` tokens are between two states kept."""
     dim, rows, columns, size = sizes.dim, sizes.rows, sizes.columns, sizes.size
-    kind = parameters.states.dtype
+    kind = parameters.w0.dtype
     chunk = new_chunk(sizes, kind)
     z, queries = chunk.z, chunk.kq[rows:]
     sums = np.zeros((1, columns), kind)
     state = np.zeros((columns + 1, columns), kind)
     places = np.zeros((len(tokens.strides), 2), np.int64)
+    taps = parameters.filters.shape[2]
+    filters = np.zeros((2, taps, columns), kind)
+    line = np.zeros((rows + taps, columns), kind)
     for number in range(start, stop):
         image, scan, head = find(places, number, sizes, parameters.reverse, tokens.strides)
-        # Everything, padding included: a NaN left by the previous program would spread, as 0 · NaN.
-        np.positive(parameters.states[scan, head], state)
+        filters[:, :, :dim] = parameters.filters[:, scan, :, head * dim : (head + 1) * dim]
+        start_state(state, parameters.w0[scan, head], parameters.b0[scan, head], dim)
         tau, vector = parameters.token_scale[scan], parameters.vectors[scan, head]
         for first in range(0, sizes.tokens, size):
             count = min(size, sizes.tokens - first)
-            load(chunk.kq[:rows], tokens.k, places[K], first, count, dim)
-            load(queries, tokens.q, places[Q], first, count, dim)
+            if taps:
+                load_filtered(chunk, line, filters, tokens.q, places[Q], first, count, size, dim)
+            else:
+                load(chunk.kq[:rows], tokens.k, places[K], first, count, dim)
+                load(queries, tokens.q, places[Q], first, count, dim)
             load(chunk.v, tokens.v, places[V], first, count, dim)
             load(chunk.step.reshape(-1, 1), tokens.eta, places[ETA], first, count, 1)
             np.positive(state[-1], z)
@@ -410,7 +451,7 @@ def _walk(
 def backward(start, stop, sizes, numbers, segment, do, tokens, parameters, kept, grads):
     """Runs the programs from `start` to `stop`; `segment` chunks are between two states kept."""
     dim, rows, columns, size = sizes.dim, sizes.rows, sizes.columns, sizes.size
-    kind = parameters.states.dtype
+    kind = parameters.w0.dtype
     chunks = -(-sizes.tokens // size)
     walked = np.zeros((min(segment, chunks), columns + 1, columns), kind)
     state = np.zeros((columns + 1, columns), kind)
@@ -435,9 +476,7 @@ def backward(start, stop, sizes, numbers, segment, do, tokens, parameters, kept,
         for n in range(chunks - 1, -1, -1):
             begin = n // segment * segment
             if n + 1 == min(begin + segment, chunks):
-                # Everything, padding included: a NaN left by the previous program would spread, as
-                # 0 · NaN.
-                np.positive(parameters.states[scan, head], state)
+                start_state(state, parameters.w0[scan, head], parameters.b0[scan, head], dim)
                 if begin:
                     last = begin // segment - 1
                     state[:dim, :dim] = kept.w[image, scan, head, last]

@@ -15,11 +15,14 @@ import pytest
 import torch
 from kernel_testing import error
 from ops import OPS
-from scans import OP, OP_BACKWARD, call, make
+from scans import OP, OP_BACKWARD, WAYS, call, make
+
+from ttt_kernels import convolved_ttt_linear
 
 numba = pytest.importorskip('numba', reason='numba is not installed')
 caching = pytest.importorskip('numba.core.caching')
 _numba = pytest.importorskip('ttt_kernels._numba')
+kernel = pytest.importorskip('ttt_kernels.ttt_linear._numba')
 
 
 @pytest.fixture
@@ -125,6 +128,81 @@ def test_products(kind, bound):
             z = np.ones((m, n), kind)
             call(z, left, w)
             assert abs(z - 1 - x @ w).max() < bound * k
+
+
+@pytest.mark.parametrize(('kind', 'bound'), [(np.float32, 1e-6), (np.float64, 1e-14)])
+def test_filtered_rows(kind, bound):
+    call, random = _call(_numba.add_filtered), np.random.default_rng(0)
+    for m, taps, d in ((8, 1, 16), (16, 4, 48), (24, 13, 32)):
+        x, y = (random.normal(size=(n, d)).astype(kind) for n in (m + taps - 1, taps))
+        z = np.ones((m, d), kind)
+        call(z, x, y)
+        expected = 1 + sum(x[n : n + m] * y[n] for n in range(taps))
+        assert abs(z - expected).max() < bound * taps
+
+
+@pytest.mark.parametrize(('kind', 'bound'), [(np.float32, 4e-7), (np.float64, 1e-14)])
+def test_sigmoids(kind, bound):
+    call = _call(_numba.sigmoid)
+    for x in (*np.linspace(-80, 80, 4001), 0.0, -1e-30, 200.0):
+        exact = 1 / (1 + np.exp(-np.float64(kind(x))))
+        assert abs(call(kind(x)) - exact) <= bound * exact, x
+    assert call(kind(-1e30)) < 1e-37
+    assert call(kind(np.inf)) == 1
+    assert np.isnan(call(kind(np.nan)))
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ('tokens', 'batch', 'dim', 'ways', 'size', 'taps'),
+    [
+        (1, 3, 6, 'fb', 16, 4),
+        (15, 1, 20, 'fb', 16, 4),
+        (17, 3, 20, 'b', 5, 4),
+        (63, 1, 33, 'fb', 2, 6),
+        (196, 3, 64, 'bf', 16, 4),
+        (196, 1, 16, 'f', 100, 1),
+    ],
+)
+def test_convolutions_and_scan_in_one_pass(
+    tokens, batch, dim, ways, size, taps, dtype, monkeypatch
+):
+    inputs = make(tokens, ways, size, batch, dim=dim, dtype=dtype)
+    shared = inputs.pop('q').flatten(3)
+    generator, channels = torch.Generator().manual_seed(1), 2 * dim
+    weights = [
+        (0.5 * torch.randn(len(ways), channels, taps, generator=generator, dtype=torch.float64)).to(
+            inputs['w0'].dtype
+        )
+        for _ in 'qk'
+    ]
+    inputs.pop('k')
+    options = dict(directions=tuple(WAYS[w] for w in ways), mini_batch_size=size)
+    tensors = (shared, *weights, *inputs.values())
+    exact = [x.double() for x in tensors]
+    expected = convolved_ttt_linear(*exact, **options, backend='reference')
+    one_pass = Mock(wraps=kernel.convolved)
+    monkeypatch.setattr(kernel, 'convolved', one_pass)
+    out = convolved_ttt_linear(*tensors, **options, backend='numba')
+    assert (out.shape, out.dtype) == (inputs['v'].shape, dtype)
+    assert error(out, expected) < OPS['ttt_linear'].tolerance[dtype]
+    assert one_pass.call_count == 1
+    with pytest.raises(ValueError, match='other'):
+        convolved_ttt_linear(shared, weights[0], weights[1][..., :0], *tensors[3:], **options)
+
+
+def test_convolutions_and_scan_with_gradients(monkeypatch):
+    monkeypatch.delenv('TTT_KERNELS_BACKEND', raising=False)
+    inputs = make(37, dtype=torch.float32)
+    shared, weights = inputs.pop('q').flatten(3), torch.randn(2, 2, 12, 4)
+    inputs.pop('k')
+    leaves = [x.requires_grad_() for x in (shared, *weights.unbind(), *inputs.values())]
+    grads = {}
+    for backend in (None, 'reference'):
+        out = convolved_ttt_linear(*leaves, backend=backend)
+        grads[backend] = torch.autograd.grad(out.square().sum(), leaves)
+    for x, y in zip(*grads.values(), strict=True):
+        assert error(x, y) < 1e-4
 
 
 def test_rounding_to_bf16_is_torchs():

@@ -166,8 +166,10 @@ def test_reference_at_any_length(name, tokens, device):
 def test_numba(name, kind):
     if missing := ttt_kernels.available()[OPS[name].name]['numba']:
         pytest.skip(missing)
+    # 33 channels fill no vectors. Extremes are for sizes at which the reference is exact enough.
+    sizes = {} if kind in extremes(name) else {'dim': 33}
     for dtype in TYPES:
-        check_kernel(name, kind, dtype, 'numba', (7, 9), dim=33)  # fills no vectors
+        check_kernel(name, kind, dtype, 'numba', (7, 9), **sizes)
 
 
 @pytest.mark.parametrize('name', WITH_NUMBA)

@@ -5,7 +5,7 @@ convolution here copies its input to another layout.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -76,16 +76,18 @@ class CausalConv1d(nn.Module):
         x: Tensor,
         *weights: Tensor,
         others: Sequence['CausalConv1d'] = (),
-        backend: str | None = None,
+        function: Callable[..., Any] = causal_conv,
+        **options: Any,
     ) -> Any:
         """`(B, T, R, C)` → `(B, T, R, C)`, scan r convolved in its own direction.
 
         With `weights` of further convolutions, or with `others` of the same directions, it returns
         a result for each: first of `weights`, then of this module, then of `others`. The tokens are
         read only once. Each weight is read in a call of its module, on which offloading relies.
+        `function` gets tokens, weights, directions and `options`, and may do more than convolve.
         """
         weights = (*weights, at_least_fp32(self.weight))
         if others:
-            return others[0](x, *weights, others=others[1:], backend=backend)
-        outputs = causal_conv(x, *weights, directions=self.directions, backend=backend)
+            return others[0](x, *weights, others=others[1:], function=function, **options)
+        outputs = function(x, *weights, directions=self.directions, **options)
         return outputs if len(weights) > 1 else outputs[0]

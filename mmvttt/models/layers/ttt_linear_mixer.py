@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from mmvttt.arguments import check_backend, check_choice, check_int, check_number, checked_head_dims
-from ttt_kernels import ttt_linear
+from ttt_kernels import convolved_ttt_linear, ttt_linear
 
 from .conv import CausalConv1d
 from .norms import build_activation
@@ -40,7 +40,9 @@ class AlignedLinear(nn.Linear):
         # Fake tensors count FLOPs, as the paper counts them, or are exported.
         if x.is_meta or isinstance(x, FakeTensor):
             return super().forward(x)
-        return F.linear(x, F.pad(self.weight, (0, 0, 0, rest)))[..., : self.out_features]
+        # Not F.pad, which fills all of its result first.
+        weight = torch.cat([self.weight, self.weight.new_zeros(rest, self.in_features)])
+        return F.linear(x, weight)[..., : self.out_features]
 
 
 class TTTLinearMixer(nn.Module):
@@ -179,14 +181,23 @@ class TTTLinearMixer(nn.Module):
         t = torch.arange(1, self.mini_batch_size + 1, device=learned.device, dtype=learned.dtype)
         return (t.reciprocal() + learned).relu()
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Test, training and label view, steps and gates of the tokens.
+    def split(self, x: Tensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+        """Projects tokens `(B, T, D)`.
 
-        `(B, T, D)` → three `(B, T, R, H, d)`, η `(B, T, R, H)` ready to use, and `(B, T, D)` before
-        the activation, or `(B, T, 0)` without gate.
+        Returns:
+            q and k before their convolutions, or what they share, `(B, T, R, D)`; v `(B, T, R, H,
+            d)`; η `(B, T, R, H)` ready to use; gates `(B, T, D)` before the activation, or
+            `(B, T, 0)` without gate.
         """
         *views, gate, eta = self.in_proj(x).split(self.widths, dim=-1)
         *views, v = (y.unflatten(-1, (len(self.directions), -1)) for y in views)
+        eta = (eta + at_least_fp32(self.eta_bias)).sigmoid() * self.step_scale
+        v = v.unflatten(-1, (self.num_heads, -1))
+        return views, v, eta.unflatten(-1, (-1, self.num_heads)), gate
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Test, training and label view `(B, T, R, H, d)` of tokens, and η and gates of `split`."""
+        views, v, eta, gate = self.split(x)
         if self.q_conv is None:
             q, k = views[0], views[-1]
         elif self.share_qk:
@@ -194,9 +205,7 @@ class TTTLinearMixer(nn.Module):
         else:
             convs: Any = zip(views, (self.q_conv, self.k_conv), strict=True)
             q, k = (conv(view, backend=self.backend) for view, conv in convs)
-        q, k, v = (y.unflatten(-1, (self.num_heads, self.head_dims)) for y in (q, k, v))
-        eta = (eta + at_least_fp32(self.eta_bias)).sigmoid() * self.step_scale
-        return q, k, v, eta.unflatten(-1, (-1, self.num_heads)), gate
+        return q.unflatten(-1, v.shape[-2:]), k.unflatten(-1, v.shape[-2:]), v, eta, gate
 
     def inner_parameters(self) -> tuple[Tensor, ...]:
         """W0 `(R, H, d, d)`, b0, inner LN weight and bias `(R, H, d)`, in the state's precision."""
@@ -209,15 +218,21 @@ class TTTLinearMixer(nn.Module):
         self, x: Tensor, hw: tuple[int, int] | None = None, patches: Tensor | None = None
     ) -> Tensor:
         """Normed tokens `(B, T, D)` → mixed tokens `(B, T, D)`, without regard to the map."""
-        *tokens, gate = self.project(x)
-        z = ttt_linear(
-            *tokens,
-            *self.inner_parameters(),
-            self.positional_scale(),
-            directions=self.directions,
-            mini_batch_size=self.mini_batch_size,
-            backend=self.backend,
-        )
+        parameters = (*self.inner_parameters(), self.positional_scale())
+        options = dict(mini_batch_size=self.mini_batch_size, backend=self.backend)
+        if self.q_conv is None or not self.share_qk:
+            *tokens, gate = self.project(x)
+            z = ttt_linear(*tokens, *parameters, directions=self.directions, **options)
+        else:
+            (shared,), *tokens, gate = self.split(x)
+            z = self.q_conv(
+                shared,
+                others=(self.k_conv,),
+                function=lambda x, *weights, **options: convolved_ttt_linear(
+                    x, *weights, *tokens, *parameters, **options
+                ),
+                **options,
+            )
         # z.sum(2) is not vectorized on a CPU.
         z = reduce(torch.add, z.unbind(2)).flatten(2)
         if self.gate_act is not None:
