@@ -138,9 +138,10 @@ def published_file(name: str) -> Path:
     return path
 
 
-def is_here(name: str) -> bool:
-    """Whether the file of `mmvttt://NAME` is on this machine."""
-    return _where(published(name))[0].is_file()
+def needs_download(name: str) -> bool:
+    """Whether the file of `mmvttt://NAME` would be downloaded."""
+    path, url = _where(published(name))
+    return bool(url) and not path.is_file()
 
 
 def name_at(url: str) -> str:

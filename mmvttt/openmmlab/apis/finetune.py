@@ -100,18 +100,18 @@ def finetune(
     check_new_folder(out)
     data = read_folder(root, format, work_dir=out)
     say(
-        f'{shown(root)}: {data.format}, {len(data.train)} + {len(data.val)} pictures, '
+        f'{_path(root)}: {data.format}, {len(data.train)} + {len(data.val)} pictures, '
         f'{data.task} of {listed(data.classes)}'
     )
     for note in data.notes:
         say(f'  {note}')
     cfg, own = _configured(root, data, out, own, request, begin, say)
     say(describe(own))
-    say(f'config    {shown(out / CONFIG)}')
+    say(f'config    {_path(out / CONFIG)}')
     progress = _Progress(out / _HISTORY, task_for(data.task).measures[data.task], say)
     if not (out / _REPORT).is_file():
         draw_data(data, cfg, out / 'data.png')
-        say(f'data      {shown(out / "data.png")}')
+        say(f'data      {_path(out / "data.png")}')
         run = os.fspath(out / 'run')
         train(out / CONFIG, work_dir=run, resume='auto', hooks=[progress], silent=True)
     predictor = _finished(data, out, cfg, progress)
@@ -136,7 +136,7 @@ def _configured(
     if own and own['data'] != digest:
         if checkpoint_in(out) is not None:
             raise ResumeError(
-                f'the data in {shown(root)} are others than when {shown(out)} was trained',
+                f'the data in {_path(root)} are others than when {_path(out)} was trained',
                 f'train on from it with `{_command(root, "--from", out)}`, or give another '
                 '--work-dir',
             )
@@ -179,7 +179,7 @@ def _folder(root: Path, out: Path, request: Request) -> tuple[Path, dict[str, An
     while (own := read_settings(place).get('own')) and 'request' in own:
         if own['folder'] != os.fspath(root):
             raise UsageError(
-                f'{shown(place)} is of {shown(own["folder"])}: give another --work-dir'
+                f'{_path(place)} is of {_path(own["folder"])}: give another --work-dir'
             )
         if own['request'] == asdict(request):
             return place, own, begin
@@ -188,7 +188,7 @@ def _folder(root: Path, out: Path, request: Request) -> tuple[Path, dict[str, An
         inside = any(Path(name).is_relative_to(place) for name in request.start or ())
         if not inside and request.start not in (None, own['request']['start']):
             raise UsageError(
-                f'{shown(place)} starts from {shown(own["start"])}: '
+                f'{_path(place)} starts from {shown(own["start"])}: '
                 'repeat that, or give another --work-dir'
             )
         if not inside:
@@ -206,8 +206,13 @@ def _digest(data: OwnFolder, lists: Mapping[str, Mapping[str, Any]]) -> str:
     return digest.hexdigest()
 
 
+def _path(path: object) -> str:
+    """A path on one line."""
+    return listed([path], longest=400)
+
+
 def _command(root: Path, *options: object) -> str:
-    return shlex.join(['mmvttt', 'finetune', *map(str, (root, *options))])
+    return shown(shlex.join(['mmvttt', 'finetune', *map(str, (root, *options))]))
 
 
 class _Progress(Hook):
@@ -258,7 +263,7 @@ class _Progress(Hook):
         """Says what was measured."""
         values = {key: np.asarray(value).tolist() for key, value in (metrics or {}).items()}
         entry = dict(step=runner.iter, loss=float(np.mean(self.losses or math.nan)), metrics=values)
-        if self.areas and len(self.areas[0]) == 4:
+        if self.keys[0] == 'mIoU':
             shared, union, _, labels = (torch.stack(k) for k in zip(*self.areas, strict=True))
             iou = shared.sum(0) / union.sum(0)
             entry['by_class'] = dict(pictures=(labels > 0).sum(0).tolist(), IoU=iou.tolist())
@@ -309,12 +314,12 @@ def _report(
     out, best, last = predictor.folder, progress.best, progress.history[-1]
     say(f'{"class":24} pictures  {_RESULTS[progress.keys[0]]}')
     for name, count, value in predictor.table[:_LISTED]:
-        say(f'{shown(name)[:24]:24} {count:8}  {value:.3f}')
+        say(f'{listed([name], longest=24):24} {count:8}  {value:.3f}')
     if more := len(predictor.table[_LISTED:]):
-        say(f'… and {more} more in {shown(out / _REPORT)}')
+        say(f'… and {more} more in {_path(out / _REPORT)}')
     drawn = [out / name for name in PICTURES if (out / name).is_file()]
-    say(f'pictures  {", ".join(shown(path) for path in drawn)}')
-    say(f'best      step {best["step"]} of {last["step"]}, {shown(out / BEST)}; last: {LAST}')
+    say(f'pictures  {listed(drawn, longest=400)}')
+    say(f'best      step {best["step"]} of {last["step"]}, {_path(out / BEST)}; last: {LAST}')
     say(
         f'predict   {shlex.join(["mmvttt", "predict", str(out / CONFIG), str(out / BEST)])} PICTURE'
     )

@@ -21,7 +21,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 
-from mmvttt.checkpoints.published import is_here, published
+from mmvttt.checkpoints.published import needs_download, published
 from mmvttt.checkpoints.sources import find_source
 from mmvttt.errors import CheckpointError, UsageError
 from mmvttt.text import shown
@@ -67,10 +67,9 @@ def plan(
     """What `finetune` would do with a folder; the arguments are the same. Nothing is trained.
 
     Returns:
-        Values of JSON: `format`, `task`, `classes`, `pictures` (of each `path`, `part`, and what is
-        annotated), `split`, `left_out`, `notes` as they are read; `start` and `weights`, the config
-        and checkpoint; `size` of the pictures in pixels, `batch`, `steps`, `minutes`, and `memory`
-        in GB, by a measured step on this machine.
+        What `as_plan` returns, and `start`, the weights or config; `frozen`, whether the backbone
+        is; `size`, (height, width) of the pictures in pixels; `batch`, `steps`, `minutes`, and
+        `memory` in GB, by a measured step on this machine.
 
     Raises:
         DataError: The folder is in none of the formats, or has errors.
@@ -179,8 +178,8 @@ def choose(task: str, names: Sequence[str] | None, say: Callable[[str], None]) -
     for start in () if names else better:
         weights = start.weights or ''
         try:
-            if not is_here(weights):
-                say(f'  downloads {weights}; --from {SMALL} does without')
+            if needs_download(weights):
+                say(f'  downloads {weights}: Ctrl-C and --from {SMALL} do without it')
             find_source(weights)
         except CheckpointError as error:
             say(
