@@ -70,8 +70,9 @@ INSTALL = [
     'numpy>=1.26,<2.6',
     'pillow>=10.1,<14',
     'safetensors>=0.4,<1',
+    # Older versions always leave a marker on a disk without locks.
+    'filelock>=3.24.3,<5',
     # torch and timm need them too.
-    'filelock>=3.12,<5',
     'huggingface-hub>=0.30,<3',
     'tqdm>=4.60,<5',
 ]

@@ -181,8 +181,8 @@ def reason(op: Any, kernel: ModuleType, args: tuple) -> str | None:
 
 def _first_reason(path: Path, key: dict[str, str], request: dict[str, Any]) -> str | None:
     """The reason by a kept verdict, or by a new one. One process of a machine makes it."""
-    lock = FileLock(path.with_suffix('.lock'))
-    with contextlib.suppress(OSError, NotImplementedError):  # then each process for itself
+    lock = FileLock(path.with_suffix('.lock'), fallback_to_soft=False)
+    with contextlib.suppress(OSError):  # a disk without locks: each process for itself
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     try:

@@ -21,11 +21,11 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urlsplit, urlunsplit
 from urllib.request import Request, urlopen
 
-from filelock import FileLock
 from tqdm import tqdm
 
 from ..errors import CheckpointError
 from .atomic_write import PARTIAL, write_whole
+from .locks import locked
 
 _log = logging.getLogger(__name__)
 _SECONDS_TO_ANSWER = 60
@@ -74,7 +74,8 @@ def download(url: str, path: Path) -> None:
     remedy = f'On a machine without a network put the file there as {os.fspath(path)!r}'
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(f'.{path.name}.lock')):
+        lock = locked(path.with_name(f'.{path.name}.lock'))
+        try:
             if path.is_file():
                 return
             _log.info('downloading %s to %s', shown(url), path)
@@ -88,6 +89,8 @@ def download(url: str, path: Path) -> None:
                 )
             write_whole(_record(path), f'{digest}  {path.name}\n'.encode())
             os.replace(partial, path)
+        finally:
+            lock.release()
     except CheckpointError:
         raise
     except (OSError, HTTPException, ValueError) as error:

@@ -172,7 +172,7 @@ def test_a_full_disk_and_a_cache_for_reading(
     monkeypatch.setattr(os, 'fsync', real)
     read_content(f'mmvttt://{NAME}')
     # What is there is read without a lock, and without writing.
-    monkeypatch.setattr(download, 'FileLock', None)
+    monkeypatch.setattr(download, 'locked', None)
     read_content(f'mmvttt://{NAME}')
 
 

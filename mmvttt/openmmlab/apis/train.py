@@ -10,6 +10,7 @@ from typing import Any
 from mmengine import optim
 from mmengine.config import Config
 from mmengine.device import get_device
+from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import Runner
@@ -41,16 +42,18 @@ class QuietRunner(Runner):
     # The level below which nothing is on the screen.
     least = logging.NOTSET
 
-    def build_logger(self, *args: Any, **kwargs: Any) -> logging.Logger:
+    def build_logger(self, log_level: int | str = 'INFO', **kwargs: Any) -> logging.Logger:
         """The logger of the run."""
-        logger = super().build_logger(*args, **kwargs)
+        logger = super().build_logger(log_level, **kwargs)
         self._screens = [h for h in logger.handlers if not isinstance(h, logging.FileHandler)]
+        # As mmengine has it: the other ranks show only errors.
+        self._of_rank = logging.Handler(log_level if is_main_process() else logging.ERROR).level
         self._show(logging.WARNING)
         return logger
 
     def _show(self, level: int) -> None:
         for handler in self._screens:
-            handler.setLevel(max(level, self.least))
+            handler.setLevel(max(level, self.least, self._of_rank))
 
     def test(self) -> dict[str, float]:
         """Tests; the screen shows the tables of the metrics."""

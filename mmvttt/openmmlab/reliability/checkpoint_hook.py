@@ -19,9 +19,10 @@ from mmvttt.version import __version__
 
 from ..registry import HOOKS
 from .anomaly_hook import AnomalyError, AnomalyHook
+from .exact_resume import STOPPED
 from .hook_state import STATES, HookStates, drop_unreadable
 from .nonfinite import bad_weights
-from .resume import RUN_ID
+from .resume import RUN_ID, joined
 from .rotation import Rotation
 from .settings import training_settings
 from .signals import STOP, Preempted, Requests, ignore_signals_in_workers
@@ -96,6 +97,7 @@ class CheckpointHook(hooks.CheckpointHook):
         if self._states is not None:
             checkpoint[STATES] = self._states.collect()
         info = checkpoint['message_hub']['runtime_info']
+        info[STOPPED] = runner.train_loop.stop_training
         for entries in (checkpoint['meta'], info, checkpoint.get(STATES, {})):
             for name in drop_unreadable(entries):
                 runner.logger.warning(
@@ -147,10 +149,8 @@ class CheckpointHook(hooks.CheckpointHook):
             self._save_now(runner, runner.iter)
 
     def _folder(self, runner: Runner) -> str:
-        """Joins as mmengine does in `before_train`, where it removes files named in the hub."""
-        if not self.out_dir or self.out_dir == runner.work_dir:
-            return runner.work_dir
-        return os.path.join(self.out_dir, os.path.basename(runner.work_dir.rstrip(os.sep)))
+        """As in mmengine's `before_train`, which removes files named in the hub."""
+        return joined(self.out_dir, runner.work_dir)
 
     def _require_good_weights(self, runner: Runner) -> None:
         """Raises an AnomalyError on all ranks instead of saving non-finite weights.

@@ -34,6 +34,7 @@ _LOOPS = {
 # Entries of the message hub, which checkpoints keep. mmengine logs names that begin with
 # train, val or test.
 SHAPE, DATA_SEED, VALIDATED = 'resume_shape', 'resume_data_seed', 'resume_validated'
+STOPPED = 'resume_stopped'
 # Digests of the data; 'contents' of earlier versions is another one.
 _CONTENTS, _VAL_CONTENTS = 'digest', 'validation digest'
 
@@ -212,6 +213,12 @@ class _ExactLoop(BaseLoop):
         facts = {f'the number of {name}': str(number) for name, number in numbers.items()}
         require_same(facts | {f'the {name} of the data': text for name, text in digests.items()})
         hub.update_info(SHAPE, {**shape, **digests})
+        if self._iter and hub.runtime_info.get(STOPPED):
+            self.stop_training = True
+            self.runner.logger.info(
+                f'a hook has stopped this training at step {self._iter}, such as early stopping; '
+                'with other custom_hooks it continues'
+            )
         if hasattr(sampler.sampler, 'seed'):
             sampler.sampler.seed = hub.runtime_info.get(DATA_SEED, sampler.sampler.seed)
             hub.update_info(DATA_SEED, sampler.sampler.seed)

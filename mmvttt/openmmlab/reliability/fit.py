@@ -7,35 +7,41 @@ checkpoint's learning rate instead of the config's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import UnionType
 from typing import Any
 
+import numpy as np
 import torch
 from mmengine.hooks import EMAHook, Hook
 from mmengine.logging import print_log
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
+from torch import Tensor
 
 from mmvttt.checkpoints.download import shown
 from mmvttt.checkpoints.load import compare, require_some, require_whole
 from mmvttt.checkpoints.preparation import saved_preparation, warn_of_other_images
 from mmvttt.checkpoints.read import named_tensors, saved_classes
 from mmvttt.errors import CheckpointMismatchError, ResumeError
+from mmvttt.text import shown as printable
 
 from ..data.dataset_config import preparation_of
 from ..unwrap import bare_model
-from .exact_resume import DATA_SEED, SHAPE, VALIDATED
+from .exact_resume import DATA_SEED, SHAPE, STOPPED, VALIDATED
+from .hook_state import kind_of
 from .rates import require_learning
 from .settings import differences, training_settings
 from .weights import warning_of_random_weights
 
 _LISTED = 12
 # Beginnings of names in the message hub that a training computes with, and their types.
-_COMPUTED: Mapping[str, Callable[[Any], Any]] = {
-    'best_score': float,
+_COMPUTED: Mapping[str, type | UnionType] = {
+    'best_score': int | float | np.number | Tensor,
     DATA_SEED: int,
     VALIDATED: int,
+    STOPPED: bool,
     SHAPE: dict,
 }
 _ADVICE = (
@@ -62,6 +68,9 @@ class CompareOnLoad(Hook):
         restored, others = differences(
             checkpoint['meta'].get('settings'), training_settings(runner.cfg)
         )
+        if any(text.startswith('custom_hooks') for text in others):
+            # Another patience, or none, may go further.
+            checkpoint['message_hub']['runtime_info'].pop(STOPPED, None)
         for text, changes in (
             (
                 'the resumed training keeps the settings of the checkpoint (to train with others: '
@@ -78,12 +87,10 @@ class CompareOnLoad(Hook):
 def _drop_unusable(info: dict) -> Iterator[str]:
     """Drops entries of a message hub that a training cannot use, and yields their names."""
     for name in list(info):
-        try:
-            for beginning, convert in _COMPUTED.items():
-                if name.startswith(beginning):
-                    convert(info[name])
-        except (AttributeError, OverflowError, TypeError, ValueError):
-            yield f'{name} = {info.pop(name)!r:.80}'
+        text = isinstance(name, str)
+        kinds = [kind for start, kind in _COMPUTED.items() if text and name.startswith(start)]
+        if not text or (kinds and not isinstance(info[name], kinds[0])):
+            yield printable(f'{name} = {info.pop(name)!r:.80}')
 
 
 def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
@@ -115,9 +122,13 @@ def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
     # None without schedules; a dict for several optimizers is not checked.
     schedules = runner.param_schedulers or []
     if isinstance(schedules, list) and _saves(runner, 'save_param_scheduler'):
-        count = len(checkpoint.get('param_schedulers', ()))
-        if count != len(schedules):
-            yield f'has {count} schedules, but the config has {len(schedules)}'
+        states = checkpoint.get('param_schedulers', ())
+        if len(states) != len(schedules):
+            yield f'has {len(states)} schedules, but the config has {len(schedules)}'
+        for state, schedule in zip(states, schedules, strict=False):
+            # mmengine sets whatever attributes the checkpoint names.
+            if not _same_kinds(state, schedule.state_dict()):
+                yield f'has a schedule that is no {type(schedule).__name__}'
 
 
 def _saves(runner: Runner, option: str) -> bool:
@@ -129,11 +140,15 @@ def _same_groups(groups: list[dict], saved: Mapping[str, Any]) -> bool:
 
     def options(group: Mapping[str, Any]) -> dict[str, Any]:
         # Schedulers add the initial rate. Flags distinguish AdamW from Adam.
-        flags = {k: v if isinstance(v, bool) else None for k, v in group.items()}
+        flags = {k: v if isinstance(v, bool) else kind_of(v) for k, v in group.items()}
         flags = {k: v for k, v in flags.items() if k not in ('initial_lr', 'initial_momentum')}
         return {**flags, 'params': len(group['params'])}
 
     return list(map(options, groups)) == list(map(options, saved['param_groups']))
+
+
+def _same_kinds(state: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    return all(name in now and kind_of(x) == kind_of(now[name]) for name, x in state.items())
 
 
 def require_weights(runner: Runner, content: Any, source: str, whole: bool = False) -> None:

@@ -15,7 +15,8 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from mmvttt.checkpoints.read import read_content
-from mmvttt.errors import CheckpointError
+from mmvttt.errors import CheckpointError, ResumeError, first_line
+from mmvttt.text import shown
 
 # Hooks of every training, whose numbers are of one process: times, and paths of logs.
 _DEFAULT = (
@@ -45,11 +46,19 @@ class HookStates:
         for name, state in (states if isinstance(states, dict) else {}).items():
             hook: Any = self._hooks.get(name)
             if hook is None:
-                runner.logger.warning(f'the training no longer has the hook {name}')
+                runner.logger.warning(f'the training no longer has the hook {shown(name)}')
             elif _has_state(hook):
-                hook.load_state_dict(state)
-            elif isinstance(state, dict):
-                vars(hook).update(state)
+                try:
+                    hook.load_state_dict(state)
+                except (AttributeError, LookupError, TypeError, ValueError) as error:
+                    raise ResumeError(
+                        f'the checkpoint has a state of {name} that the hook does not read: '
+                        f'{first_line(error)}',
+                        'resume from another checkpoint',
+                    ) from error
+            else:
+                for key in _restore(hook, state):
+                    runner.logger.warning(f'{STATES}: left out {shown(f"{name}.{key}")}')
 
     def collect(self) -> dict[str, Any]:
         """The states now, without hooks that have none."""
@@ -77,6 +86,25 @@ def _has_state(hook: Hook) -> bool:
 
 def _plain(hook: Hook) -> dict[str, Any]:
     return {name: deepcopy(value) for name, value in vars(hook).items() if _is_plain(value)}
+
+
+def _restore(hook: Hook, state: Any) -> Iterator[Any]:
+    """Sets plain values of a hook to others of their kind, and yields the names of the rest."""
+    now = vars(hook)
+    for name, value in state.items() if isinstance(state, dict) else [('', state)]:
+        if name in now and _is_plain(value) and kind_of(value) == kind_of(now[name]):
+            now[name] = value
+        else:
+            yield name
+
+
+def kind_of(value: Any) -> type:
+    """The type of a state's value: of all numbers the same, and of None, which one may replace."""
+    if isinstance(value, bool):
+        return bool
+    if value is None or isinstance(value, int | float | np.number | torch.Tensor):
+        return float
+    return next((kind for kind in (list, tuple, dict) if isinstance(value, kind)), type(value))
 
 
 def _is_plain(value: Any) -> bool:

@@ -27,7 +27,7 @@ from .anomaly_hook import AnomalyHook
 from .checkpoint_hook import CheckpointHook
 from .exact_resume import make_exact
 from .fit import CompareOnLoad, WarnAtStart, require_weights
-from .resume import candidates, choose_checkpoint
+from .resume import candidates, checkpoint_folder, choose_checkpoint
 from .run_lock import RunLock
 from .settings import require_same_training
 from .signals import end_workers
@@ -67,7 +67,8 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
         ResumeError: The config has `resume`, but no good checkpoint exists.
     """
     require_same_training(cfg)
-    lock = RunLock(cfg.work_dir)
+    more = checkpoint_folder(cfg)
+    lock = RunLock(cfg.work_dir, *more)
     try:
         checkpoint = choose_checkpoint(cfg)
         check_data(cfg, ('train', 'val'))
@@ -75,12 +76,12 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
     except Exception:
         lock.undo()
         raise
-    former = [p.name for p in candidates(cfg.work_dir) if _REGULAR.fullmatch(p.name)]
+    former = [p.name for p in candidates(cfg.work_dir, *more) if _REGULAR.fullmatch(p.name)]
     if former and not cfg.get('resume'):
         print_log(
-            f'{cfg.work_dir} has checkpoints of an earlier training ({", ".join(former[:3])}): '
-            'this one starts from the beginning, and overwrites them; continue it with --resume, '
-            'or give another --work-dir',
+            f'{" and ".join([cfg.work_dir, *more])}: there are checkpoints of an earlier training '
+            f'({", ".join(former[:3])}); this one starts from the beginning, and '
+            'overwrites them; continue it with --resume, or give another --work-dir',
             'current',
             logging.WARNING,
         )

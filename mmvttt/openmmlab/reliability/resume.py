@@ -47,7 +47,7 @@ def choose_checkpoint(cfg: Config) -> str | None:
     verdict: list[Any] = [None, None]
     if get_rank() == 0:
         try:
-            verdict[0] = _choose(work_dir, named)
+            verdict[0] = _choose(work_dir, named, *checkpoint_folder(cfg))
         except ResumeError as error:
             verdict[1] = str(error)
     broadcast_object_list(verdict)
@@ -61,12 +61,12 @@ def choose_checkpoint(cfg: Config) -> str | None:
     return chosen
 
 
-def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, list[str]]:
-    """The whole checkpoint of a folder with the largest step.
+def latest_checkpoint(work_dir: str | os.PathLike[str], *more: str) -> tuple[str | None, list[str]]:
+    """The whole checkpoint of a training's folders with the largest step.
 
-    Considers `*.pth` except `best_*`, and the file named in `last_checkpoint`, which may be
-    elsewhere (`CheckpointHook.out_dir`). If several trainings have written to the folder, that
-    file's training counts. File times are ignored: copies and clocks change them.
+    Considers `*.pth` except `best_*`, also in the folders `more` (see `checkpoint_folder`), and the
+    file named in `last_checkpoint`. If several trainings have written to a folder, that file's
+    training counts; if it is damaged, none. File times are ignored: copies and clocks change them.
 
     Returns:
         The path or None, and a message for each checkpoint that was skipped.
@@ -75,13 +75,19 @@ def latest_checkpoint(work_dir: str | os.PathLike[str]) -> tuple[str | None, lis
     pointed, problem = _pointed(Path(work_dir))
     if problem:
         passed_over.append(problem)
-    for path in candidates(work_dir):
+    for path in candidates(work_dir, *more):
         try:
             run, step = _place(path)
             checkpoints.append((step, path == pointed, str(path), run))
         except CheckpointError as error:
             passed_over.append(str(error))
     runs = {run for *_, is_pointed, _, run in checkpoints if is_pointed}
+    if not runs and len({run for *_, run in checkpoints}) > 1:
+        passed_over.append(
+            f'{checkpoints[0][2]!r} and others beside it are of several trainings, and '
+            'last_checkpoint does not tell which is this one: give its path, --resume PATH'
+        )
+        checkpoints = []
     checkpoints = [f for f in checkpoints if not runs or f[-1] in runs]
     return (max(checkpoints)[2] if checkpoints else None), passed_over
 
@@ -110,10 +116,27 @@ def _place(path: str | os.PathLike[str]) -> tuple[str, int]:
     )
 
 
-def candidates(work_dir: str | os.PathLike[str]) -> list[Path]:
+def checkpoint_folder(cfg: Config) -> list[str]:
+    """The folder of `CheckpointHook.out_dir`, in a list, or nothing, as for one on a server."""
+    hook = (cfg.get('default_hooks') or {}).get('checkpoint')
+    out_dir = hook.get('out_dir') if isinstance(hook, dict) else None
+    folder = joined(out_dir, cfg.work_dir)
+    return [] if not out_dir or '://' in folder else [folder]
+
+
+def joined(out_dir: str | None, work_dir: str) -> str:
+    """Where mmengine's CheckpointHook writes."""
+    if not out_dir or out_dir == work_dir:
+        return work_dir
+    return os.path.join(out_dir, os.path.basename(work_dir.rstrip(os.sep)))
+
+
+def candidates(work_dir: str | os.PathLike[str], *more: str) -> list[Path]:
     """Files that may be checkpoints."""
     work_dir = Path(work_dir)
-    files = {p.resolve() for p in work_dir.glob('*.pth') if not p.name.startswith('best_')}
+    folders = [work_dir, *map(Path, more)]
+    files = {path.resolve() for folder in folders for path in folder.glob('*.pth')}
+    files = {path for path in files if not path.name.startswith('best_')}
     pointed, _ = _pointed(work_dir)
     return sorted(files | ({pointed} if pointed else set()))
 
@@ -137,7 +160,7 @@ def _pointed(work_dir: Path) -> tuple[Path | None, str | None]:
     return None, f'{str(pointer)!r} names {text[:200]!r}, which does not exist'
 
 
-def _choose(work_dir: str, named: str | None) -> str | None:
+def _choose(work_dir: str, named: str | None, *more: str) -> str | None:
     """Rank 0's path, relative if it is in the work directory (see `choose_checkpoint`)."""
     if named is not None:
         path = os.path.realpath(named)
@@ -147,7 +170,7 @@ def _choose(work_dir: str, named: str | None) -> str | None:
             advice = f'; the newest good one in its folder is {other!r}' if other else ''
             raise ResumeError(f'the checkpoint {named!r} {problem}{advice}')
     else:
-        latest, passed_over = latest_checkpoint(work_dir)
+        latest, passed_over = latest_checkpoint(work_dir, *more)
         for message in passed_over:
             print_log(f'not resumed from: {message}', 'current', logging.WARNING)
         if latest is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import logging
 import os
 import socket
 from contextlib import suppress
@@ -11,8 +9,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from mmengine.dist import all_gather_object, is_main_process
-from mmengine.logging import print_log
 
+from mmvttt.checkpoints.locks import locked
 from mmvttt.errors import UsageError
 from mmvttt.outputs import check_new_folder
 
@@ -20,31 +18,28 @@ from mmvttt.outputs import check_new_folder
 _LOCK, _HOLDER = '.lock', '.lock_holder'
 # Data workers of a killed training may hold its lock until they end (`signals.py`).
 _SECONDS = 3.0
-# Errors of disks without locks, such as an NFS without its lock daemon.
-_WITHOUT_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP
 
 
 class RunLock:
-    """Lock of rank 0 on a folder, which the system releases when the process ends in any way.
-
-    Its files stay in the folder. A folder on a disk without locks is not locked, with a warning.
+    """Locks of rank 0 on the folders of a training (see `locked`); their files stay there.
 
     Raises:
-        UsageError: On all ranks: another process holds it, which the error names, or the folder
+        UsageError: On all ranks: another process holds one, which the error names, or a folder
             cannot be written.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._lock: FileLock | None = None
-        path = Path(folder).absolute()
+    def __init__(self, *folders: str | os.PathLike[str]) -> None:
+        self._locks: list[FileLock] = []
+        paths = [Path(folder).absolute() for folder in folders]
         # Folders that are made here, the inner ones first.
-        self._made = [p for p in (path, *path.parents) if not p.exists()]
+        self._made = [p for path in paths for p in (path, *path.parents) if not p.exists()]
         problem = ''
         try:
-            check_new_folder(folder)
-            os.makedirs(folder, exist_ok=True)
-            if is_main_process():
-                self._lock = _locked(Path(folder))
+            for folder in folders:
+                check_new_folder(folder)
+                os.makedirs(folder, exist_ok=True)
+                if is_main_process():
+                    self._locks.append(_locked(Path(folder)))
         except (OSError, UsageError) as error:
             problem = str(error)
         message = next(filter(None, all_gather_object(problem)), None)
@@ -53,20 +48,18 @@ class RunLock:
             raise UsageError(message)
 
     def release(self) -> None:
-        """Releases the lock, and all other locks of this process on the folder."""
-        if self._lock is not None:
-            self._lock.release(force=True)
+        """Releases the locks, and all others of this process on the folders."""
+        for lock in self._locks:
+            lock.release(force=True)
 
     def undo(self) -> None:
         """Releases the lock of a training that was refused, and removes the folders made for it."""
         self.release()
-        if self._lock is None or not self._made:
-            return
-        for name in (_LOCK, _HOLDER):
-            (self._made[0] / name).unlink(missing_ok=True)
-        with suppress(OSError):
-            # Another program may have written there.
-            for folder in self._made:
+        for folder in self._made if self._locks else ():
+            for name in (_LOCK, _HOLDER):
+                (folder / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                # Another program may have written there.
                 folder.rmdir()
 
 
@@ -75,10 +68,9 @@ def _locked(folder: Path) -> FileLock:
         if path.is_symlink():
             # The target belongs to another program.
             path.unlink()
-    # One object for all locks of this process: it may prepare a training twice.
-    lock = FileLock(folder.resolve() / _LOCK, is_singleton=True, thread_local=False)
     try:
-        lock.acquire(timeout=_SECONDS)
+        # One object for all locks of this process: it may prepare a training twice.
+        lock = locked(folder.resolve() / _LOCK, _SECONDS, is_singleton=True, thread_local=False)
     except Timeout:
         holder = folder / _HOLDER
         name = holder.read_text(errors='replace')[:200] if holder.is_file() else ''
@@ -87,10 +79,5 @@ def _locked(folder: Path) -> FileLock:
             f'{name or "one that has just begun"}; give this one another --work-dir, or end the '
             'other first'
         ) from None
-    except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS:
-            raise
-        text = f'{str(folder)!r} cannot be locked ({error.strerror}): start one training in it'
-        print_log(text, 'current', logging.WARNING)
     (folder / _HOLDER).write_text(f'process {os.getpid()} on {socket.gethostname()}')
     return lock
