@@ -55,6 +55,16 @@ def of_preprocessor(preprocessor: Any) -> Preparation:
     return Preparation([round(x / 255, 6) for x in mean], [round(x / 255, 6) for x in std], swapped)
 
 
+def both(first: Preparation, second: Preparation) -> Preparation:
+    """One preparation after another."""
+    m1, s1, m2, s2 = np.broadcast_arrays(*map(np.asarray, (*first[:2], *second[:2])))
+    if second.swapped:
+        m1, s1 = m1[::-1], s1[::-1]
+    # The second one's numbers are for images in 0 to 1, and it gets what the first one returns.
+    mean, std = (m1 + 255 * s1 * m2).tolist(), (255 * s1 * s2).tolist()
+    return Preparation(mean, std, bool(first.swapped) != bool(second.swapped), True)
+
+
 def saved_preparation(content: Any) -> Preparation | None:
     """The preparation in the settings of a training's checkpoint, as `read_content` returns it.
 
@@ -67,20 +77,27 @@ def saved_preparation(content: Any) -> Preparation | None:
             inside = {key: text for key, text in settings.items() if _INSIDE.match(key)}
             types = filter(None, map(_STEP.fullmatch, settings))
             step = next((m[1] for m in types if _class_of(settings[m[0]]) == 'Normalize'), '')
+            before: Mapping[str, Any] = {}
             if step:
+                before = inside or settings
                 options = {k.removeprefix(step): v for k, v in settings.items() if step in k}
                 # By default mmcv's transform reverses the order.
                 options = {'to_rgb': 'True', **options}
                 inside = {f'data_preprocessor.{name}': v for name, v in options.items()}
-            values: dict[str, Any] = {}
-            for key, text in (inside or settings).items():
-                if match := _OPTION.fullmatch(key):
-                    with suppress(ValueError, SyntaxError, TypeError):
-                        value = float(literal_eval(text))
-                        values.setdefault(match[1] or match[2], []).append(value)
-            swapped = {name: any(values[name]) for name in _SWAPS if name in values}
-            return of_preprocessor(values | swapped)._replace(step=bool(step))
+            here = _of_settings(inside or settings)
+            return both(here, _of_settings(before)) if step else here
     return None
+
+
+def _of_settings(settings: Mapping[str, Any]) -> Preparation:
+    values: dict[str, Any] = {}
+    for key, text in settings.items():
+        if match := _OPTION.fullmatch(key):
+            with suppress(ValueError, SyntaxError, TypeError):
+                value = float(literal_eval(text))
+                values.setdefault(match[1] or match[2], []).append(value)
+    swapped = {name: any(values[name]) for name in _SWAPS if name in values}
+    return of_preprocessor(values | swapped)
 
 
 def _class_of(text: Any) -> str:

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ..errors import UsageError
 from .cuda_graph import Replayed
 
+# Precisions by their names.
+_DTYPES = {'bfloat16': torch.bfloat16, 'float16': torch.float16}
+
 
 class Autocast(nn.Module):
-    """Runs a backbone, images → maps, in mixed precision and returns its maps in fp32."""
+    """Runs a network of images in mixed precision, and returns its outputs in fp32."""
 
     def __init__(self, network: nn.Module, dtype: str) -> None:
         super().__init__()
         self.network = network
-        self.dtype = getattr(torch, dtype)
+        self.dtype = _DTYPES[dtype]
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, images: Tensor) -> Any:
         with torch.autocast(images.device.type, self.dtype):
-            maps = self.network(images)
-        return tuple(y.float() for y in maps)
+            outputs = self.network(images)
+        return tree_map(_in_fp32, outputs)
+
+
+def _in_fp32(x: Any) -> Any:
+    return x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 def prepare(
@@ -33,7 +42,8 @@ def prepare(
 ) -> nn.Module:
     """Returns a model for inference whose part runs in mixed precision, or by a CUDA graph.
 
-    It shares all weights with `model`, which stays as it was.
+    It shares all parameters and buffers with `model`, which stays as it was; its modules, with
+    their hooks and modes, are others.
 
     Args:
         model: In evaluation mode.
@@ -43,23 +53,26 @@ def prepare(
         cuda_graph: See `Replayed`.
 
     Raises:
-        UsageError: The model has no such part.
+        UsageError: The model has no such part, or there is no such dtype.
     """
+    if dtype not in (None, *_DTYPES):
+        raise UsageError(f'dtype={dtype!r}: give one of {", ".join(_DTYPES)}, or None', 'dtype')
     if dtype is None and not cuda_graph:
         return model
-    if part and part not in model._modules:
+    if part and model._modules.get(part) is None:
         raise UsageError(
             f'{type(model).__name__} has no {part}, which dtype and cuda_graph are for: leave them '
             'out',
             *('dtype', 'cuda_graph'),
         )
-    network = model.get_submodule(part)
+    tensors = {id(x): x for x in (*model.parameters(), *model.buffers())}
+    prepared = copy.deepcopy(model, tensors)
+    network = prepared.get_submodule(part)
     if dtype is not None:
         network = Autocast(network, dtype)
     if cuda_graph:
         network = Replayed(network)
     if not part:
         return network
-    prepared = copy.copy(model)
-    prepared._modules = {**model._modules, part: network}
+    setattr(prepared, part, network)
     return prepared

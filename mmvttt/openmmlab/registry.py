@@ -4,6 +4,7 @@ mmengine imports a registry's modules when a scoped type is looked up for the fi
 of mmdet, mmsegmentation or mmpretrain can name `mmvttt.Vittt` without `custom_imports`.
 """
 
+import threading
 from importlib import import_module
 from typing import Any
 
@@ -57,6 +58,9 @@ METRICS = OwnRegistry('metric', root.METRICS, TeacherAccuracy='models.mesa')
 TASK_UTILS = OwnRegistry('task util', root.TASK_UTILS, FP32AnchorGenerator='models.detection')
 STRATEGIES = OwnRegistry('strategy', root.STRATEGIES)
 FUNCTIONS = OwnRegistry('function', root.FUNCTIONS)
+
+# Held while parts are built: the default scope, by which types are found, is the process's.
+BUILDING = threading.RLock()
 
 # The parts of an inner training (docs/own_mixer.md). mmengine has no roots for them: a package of
 # one's own registers here, or in a child with a scope of its own.

@@ -14,6 +14,7 @@ from mmvttt.named_model import NamedModel, built
 
 from ..config import load_config, named_entries
 from ..export.networks import samples_of
+from ..registry import BUILDING
 from ..reliability.weights import checkpoints_of
 from ..tasks import task_of
 
@@ -23,11 +24,11 @@ def of_config(
 ) -> NamedModel:
     """Builds the model of a config without data set or checkpoint (see `mmvttt.by_name`)."""
     cfg = load_config(config, cfg_options=cfg_options, needed=('model',))
-    init_default_scope(cfg.get('default_scope') or 'mmengine')
     described = cfg.model.copy()
     if 'data_preprocessor' in cfg:
         described.setdefault('data_preprocessor', cfg.data_preprocessor)
-    with named_entries(cfg):
+    with BUILDING, named_entries(cfg):
+        init_default_scope(cfg.get('default_scope') or 'mmengine')
         model = built(lambda: ROOT.build(described), weightless)
     return NamedModel(Path(cfg.filename).stem, model, task_of(model).size, cfg, DenseForward)
 

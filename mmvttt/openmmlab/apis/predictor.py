@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -36,12 +35,10 @@ from ..config import named_entries
 from ..data.dataset_config import DatasetConfig, datasets_of, preparation_of
 from ..engine.amp import half_type
 from ..export.file_model import FileModel, open_for
-from ..registry import type_name
+from ..registry import BUILDING, type_name
 from ..tasks import TASKS, Task, task_of
 from ..tasks.prediction import Boxes, Prediction
 
-# mmengine's default scope, by which types are found, is the process's.
-_BUILDING = threading.Lock()
 _READERS = 2
 # Boxes of a class in two tiles that share this much of their union are one.
 _SAME = 0.5
@@ -85,7 +82,7 @@ def open_model(
     dataset = {**tests[0].metainfo, **saved_dataset(opened.content)}
     pipeline = copy.deepcopy(list(given.get('pipeline') or ()))
     exported = None if file is None else open_for(file, [pipeline], amp)
-    with _BUILDING, named_entries(config):
+    with BUILDING, named_entries(config):
         init_default_scope(scope)
         model = MODELS.build(model_config)
         predictor = Predictor(model, task, pipeline, dataset)

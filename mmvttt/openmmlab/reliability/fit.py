@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mmvttt.checkpoints.download import shown
 from mmvttt.checkpoints.load import compare, require_some, require_whole
-from mmvttt.checkpoints.preparation import saved_preparation, warn_of_other_images
+from mmvttt.checkpoints.preparation import of_preprocessor, saved_preparation, warn_of_other_images
 from mmvttt.checkpoints.read import named_tensors, saved_classes
 from mmvttt.errors import CheckpointMismatchError, ResumeError
 from mmvttt.text import shown as printable
@@ -208,7 +208,10 @@ class WarnAtStart(Hook):
             if warning:
                 runner.logger.warning(warning)
         model = bare_model(runner.model)
-        here = preparation_of(runner.cfg, 'train', getattr(model, 'data_preprocessor', None))
+        preprocessor = getattr(model, 'data_preprocessor', None)
+        here, held_out = (preparation_of(runner.cfg, x, preprocessor) for x in ('train', 'val'))
+        if runner.val_loop is not None and here is not None:
+            warn_of_other_images('the training', of_preprocessor(here), held_out)
         for name, part in model.named_modules():
             warn_of_other_images(f'model.{name}', getattr(part, 'preparation', None), here)
 
