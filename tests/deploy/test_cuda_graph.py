@@ -99,3 +99,25 @@ def test_threads_and_copies_of_a_network_with_a_graph() -> None:
         again.network.weight.fill_(5)
         assert torch.equal(again(images[3]), 5 * images[3])
         assert torch.equal(network(images[3]), 2 * images[3])
+
+
+@torch.no_grad()
+def test_a_prepared_model_is_another_object_with_the_same_outputs() -> None:
+    model = nn.ModuleDict({'backbone': nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))}).eval()
+    images, backbone = torch.rand(2, 3, 8, 8), model['backbone']
+    output = prepare(backbone, dtype='bfloat16')(images)
+    assert (output.shape, output.dtype) == ((2, 4, 8, 8), torch.float32)
+    assert not torch.equal(output, backbone(images))
+    torch.testing.assert_close(output, backbone(images), rtol=0.02, atol=0.02)
+    prepared = prepare(model, 'backbone', 'float16')
+    assert model['backbone'] is backbone
+    assert {*prepared.parameters()} == {*model.parameters()}
+    assert {*prepared.buffers()} == {*model.buffers()}
+    prepared.register_buffer('mine', torch.zeros(1))
+    prepared.train().register_forward_hook(print)
+    assert not backbone[1].training
+    assert not model._forward_hooks
+    assert not model._buffers
+    for options in (dict(dtype='bf16'), dict(part='neck', dtype='bfloat16')):
+        with pytest.raises(UsageError):
+            prepare(model, **options)

@@ -1,5 +1,6 @@
 """MESA on a small classifier: the loss as defined, a teacher without gradient, the hook's part."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -134,3 +135,22 @@ def test_student_and_teacher_are_both_evaluated() -> None:
     bias.copy_(-torch.arange(CLASSES))
     metric.process(None, [s.to_dict() for s in model.predict(images, samples)])
     assert metric.evaluate(3)['teacher/top1'] == pytest.approx(100 / 3)
+
+
+def test_weights_without_a_teacher_run_one_network() -> None:
+    """Of a published file the two are the same; a teacher belongs to a training."""
+
+    def note(calls: list, *_: object) -> None:
+        calls.append(1)
+
+    model, plain = build(evaluate_teacher=True).eval(), build(kind='ImageClassifier').state_dict()
+    mine = {**build().state_dict(), **{f'teacher.{k}': v.clone() for k, v in plain.items()}}
+    for weights, training, runs in ((plain, False, 0), (plain, True, 1), (mine, False, 1)):
+        calls = []
+        handle = model.teacher['head'].register_forward_hook(partial(note, calls))
+        model.load_state_dict(weights)
+        samples = model.train(training).eval().predict(*batch())
+        handle.remove()
+        assert len(calls) == runs
+        for sample in samples:
+            torch.testing.assert_close(sample.teacher_score, sample.pred_score)
