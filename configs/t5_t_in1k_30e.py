@@ -1,7 +1,7 @@
 # T⁵-T on ImageNet-1k, 224×224, 30 epochs from the weights of a DeiT (t5 Sec. 5.1).
 # Tab. 4, from a DeiT that its authors trained without class token.
 # The paper's result: Top-1 71.19.
-# This config starts from timm's, and drops its class token. Another source, by --cfg-options:
+# Another source, such as timm://deit_tiny_patch16_224.fb_in1k, by --cfg-options:
 #   model.backbone.init_cfg.checkpoint=FILE model.head.init_cfg.1.checkpoint=FILE
 _base_ = [
     './_base_/classifier_deit_t.py',
@@ -10,7 +10,7 @@ _base_ = [
     './_base_/classifier_runtime.py',
 ]
 
-deit = 'timm://deit_tiny_patch16_224.fb_in1k'
+deit = 'mmvttt://deit_t_in1k'
 model = dict(
     backbone=dict(type='mmvttt.T5', init_cfg=dict(type='mmvttt.InheritViT', checkpoint=deit)),
     head=dict(

@@ -175,6 +175,16 @@ def _flags(arguments: Sequence[str]) -> str:
     return f' ({", ".join(flags)})' if arguments else ''
 
 
+# Reasons why a write fails, and what to do.
+_DISK = {
+    errno.ENOSPC: 'the disk is full: make room',
+    errno.EDQUOT: 'your quota on its disk is used up: remove files of yours there',
+    errno.EFBIG: 'it is larger than files may be here (`ulimit -f`): raise the limit',
+    errno.EIO: 'its disk does not answer: see that it is there',
+    errno.ESTALE: 'its network disk has changed: mount it again',
+}
+
+
 @contextmanager
 def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
     """Turns errors of mmvttt's own checks into their message on stderr and exit status 1.
@@ -203,10 +213,10 @@ def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
             raise
         raise SystemExit(1) from None
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _DISK:
             raise
         place = f'{error.filename!r} cannot be written' if error.filename else 'nothing is written'
-        message = f'{place}, because the disk is full: make room, and start again'
+        message = f'{place}, because {_DISK[error.errno]}, and start again'
     else:
         return
     if launcher == 'none' or os.environ.get('LOCAL_RANK', '0') == '0':

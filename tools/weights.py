@@ -26,9 +26,14 @@ def main() -> None:
         # Needs NumPy and Pillow.
         from mmvttt.checkpoints.sources import find_source
 
-        for row in rows:
-            source = find_source(f'{SCHEME}{row.name}').intact()
-            print(f'{row.name}: {source.files[0]}')
+        try:
+            for row in rows:
+                source = find_source(f'{SCHEME}{row.name}').intact()
+                by = f' (by {row.authors}, {row.licence})' if row.authors else ''
+                print(f'{row.name}: {source.files[0]}{by}')
+        except KeyboardInterrupt:
+            print('stopped; the same command continues it')
+            raise SystemExit(130) from None
 
 
 if __name__ == '__main__':

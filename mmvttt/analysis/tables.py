@@ -15,5 +15,11 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -
     with replacing(path) as partial, partial.open('w', newline='', encoding='utf-8') as file:
         writer = csv.DictWriter(file, columns, lineterminator='\n')
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
     return Path(path)
+
+
+def cell(value: Any) -> Any:
+    """A value of a CSV: a spreadsheet would compute a text that begins as a formula does."""
+    formula = isinstance(value, str) and value.startswith(('=', '+', '-', '@', '\t', '\r'))
+    return f"'{value}" if formula else value

@@ -41,6 +41,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
         if full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(target)) from error
+        if isinstance(error, OSError) and error.errno and not error.filename:
+            error.filename = os.fspath(target)
         raise
     if os.name == 'posix':
         # The new name is an entry of the folder, which must be flushed too.

@@ -1,12 +1,14 @@
 """Downloads files: once for all processes, resumed where a transfer broke, whole or not at all.
 
 `huggingface_hub`'s `http_get` does much of this, but it is not public, logs addresses with the
-tokens in their queries, and keeps nothing of a transfer that was interrupted.
+tokens in their queries, and takes a partial answer for the part that it asked for. pooch resumes
+no transfer.
 """
 
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import logging
 import os
@@ -15,6 +17,10 @@ import stat
 import sys
 import time
 from base64 import b64encode
+from collections.abc import Callable
+from datetime import UTC, datetime
+from email.message import Message
+from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError, URLError
@@ -29,14 +35,21 @@ from .locks import locked
 
 _log = logging.getLogger(__name__)
 _SECONDS_TO_ANSWER = 60
-_TRIES = 3
+# Transfers in turn that bring nothing, and the longest wait that a server may ask for.
+_TRIES, _LONGEST_WAIT = 3, 120.0
 _PIECE = 2**20
 _NOFOLLOW = getattr(os, 'O_NOFOLLOW', 0)
 # The digest that torch's convention puts into the name of a file.
 _NAMED = re.compile(r'-([a-f0-9]{8,64})\.')
-_PAGE = re.compile(rb'\s*<(!doctype html|html|head|\?xml)', re.IGNORECASE)
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_NO_ENTRY = 'It wants a user or a token: download it in a browser, and give its path'
+_ADVICE = {
+    401: _NO_ENTRY,
+    403: _NO_ENTRY,
+    404: 'Compare the address with its page',
+    410: 'It is gone',
+}
 
 
 class _Broken(ConnectionError):
@@ -47,10 +60,19 @@ def shown(source: str) -> str:
     """A path or URL for messages: without user, password and query, which may hold a token."""
     if not re.match(r'(https?|ftps?|sftp)://', source):
         return source
+    if _is_ambiguous(source):
+        return f'{source.partition("://")[0]}://…@{source.rpartition("@")[2].partition("?")[0]}'
     parts = urlsplit(source)
     # One digit is no token.
     query = parts.query if re.fullmatch(r'\w+=\d', parts.query) else '…' if parts.query else ''
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition('@')[2], query=query))
+
+
+def _is_ambiguous(url: str) -> bool:
+    """Whether a URL's password has a character that ends the host, such as `user:a/b@host`."""
+    host, _, rest = re.sub('[/?#]', '\n', url.partition('://')[2], count=1).partition('\n')
+    port = host.rpartition(':')[2]
+    return '@' in rest and '@' not in host and ':' in host and not re.fullmatch(r'\d*|.*\]', port)
 
 
 def cache() -> Path:
@@ -62,37 +84,56 @@ def cache() -> Path:
     return Path(os.environ.get('TORCH_HOME', default), 'hub', 'checkpoints').expanduser()
 
 
-def download(url: str, path: Path) -> None:
+def download(
+    url: str,
+    path: Path,
+    problem: Callable[[Path], str | None] = lambda path: None,
+) -> None:
     """Downloads a file to `path`, beside which its digest is kept.
 
     A bar on stderr shows the progress. Other processes wait, and find the file. Its digest is
     compared with the first digits in its name, if it has any.
 
+    Args:
+        url: Where it is.
+        path: Where it will be.
+        problem: Says why a file that came must not be kept, or None.
+
     Raises:
         CheckpointError: It cannot be downloaded or written, or is not what it should be.
     """
     remedy = f'On a machine without a network put the file there as {os.fspath(path)!r}'
+    if _is_ambiguous(url):
+        raise CheckpointError(f'{shown(url)!r} has a / ? or # in its password: write %2F %3F %23')
+    if os.environ.get('HF_HUB_OFFLINE', '0').upper() in ('1', 'ON', 'YES', 'TRUE'):
+        raise CheckpointError(f'{shown(url)!r} is not downloaded, by HF_HUB_OFFLINE. {remedy}')
+    lock = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = locked(path.with_name(f'.{path.name}.lock'))
-        try:
-            if path.is_file():
-                return
-            _log.info('downloading %s to %s', shown(url), path)
-            partial = _transferred(url, path)
-            digest = file_digest(partial)
-            if not digest.startswith(expected := named_digest(path.name)):
-                partial.unlink()
-                raise CheckpointError(
-                    f'{shown(url)!r} is not the file that it should be: its digest is {digest}, '
-                    f'not {expected}'
-                )
-            write_whole(_record(path), f'{digest}  {path.name}\n'.encode())
-            os.replace(partial, path)
-        finally:
-            lock.release()
-    except CheckpointError:
-        raise
+        if path.is_file():
+            return
+        _log.info('downloading %s to %s', shown(url), path)
+        partial = _transferred(url, path)
+        digest = file_digest(partial)
+        fault = problem(partial)
+        if not digest.startswith(expected := named_digest(path.name)):
+            fault = f'is not the file that it should be: its digest is {digest}, not {expected}'
+        if fault:
+            partial.unlink()
+            raise CheckpointError(
+                f'{shown(url)!r} {fault}, and was not kept: give the address of the file itself, '
+                f'or download it in a browser and put it there as {os.fspath(path)!r}'
+            )
+        changed = partial.stat().st_mtime_ns
+        write_whole(_record(path), f'{digest}  {path.name}\n{changed}\n'.encode())
+        os.replace(partial, path)
+        # Of other addresses and versions.
+        for part in path.parent.glob(f'.{glob.escape(path.name)}.*{PARTIAL}'):
+            part.unlink(missing_ok=True)
+    except HTTPError as error:
+        advice = _ADVICE.get(error.code, 'Try again later')
+        raise CheckpointError(f'{shown(url)!r}: the server says {error}. {advice}') from error
     except (OSError, HTTPException, ValueError) as error:
         number = getattr(error, 'errno', None)
         if number in _FULL:
@@ -100,12 +141,28 @@ def download(url: str, path: Path) -> None:
         elif number in _FORBIDDEN:
             remedy = 'Set TORCH_HOME to a folder that can be written'
         raise CheckpointError(f'{shown(url)!r} cannot be downloaded: {error}. {remedy}') from error
+    finally:
+        if lock is not None:
+            lock.release()
 
 
-def kept_digest(path: Path) -> str:
-    """The digest that was kept when a file was downloaded, or that its name has, or ''."""
-    record = _record(path)
-    return record.read_text()[:64] if record.is_file() else named_digest(path.name)
+def is_damaged(path: Path) -> str:
+    """The digest that a file should have, if it has another one; else ''.
+
+    A file that was written since its download, and that has no digest in its name, is somebody's
+    own: this is logged, and its record goes.
+    """
+    record, expected = _record(path), named_digest(path.name)
+    lines = record.read_text(errors='replace').split('\n') if record.is_file() else []
+    if not (expected := expected or ''.join(lines[:1])[:64]):
+        return ''
+    if file_digest(path).startswith(expected):
+        return ''
+    if not named_digest(path.name) and lines[1:2] != [str(path.stat().st_mtime_ns)]:
+        _log.warning('%s is not the file that was downloaded: it is taken as it is', path)
+        record.unlink()
+        return ''
+    return expected
 
 
 def named_digest(name: str) -> str:
@@ -125,57 +182,101 @@ def _record(path: Path) -> Path:
 
 
 def _transferred(url: str, path: Path) -> Path:
-    """The whole file under a temporary name. A broken transfer is tried again from its end."""
-    for left in reversed(range(_TRIES)):
+    """The whole file under a temporary name. A broken transfer continues from its end.
+
+    The tries are counted again when bytes have come.
+    """
+    failures, most = 0, -1
+    while True:
         try:
             return _transfer(url, path)
         except (HTTPException, TimeoutError, ConnectionError, URLError) as error:
-            if not left or (isinstance(error, HTTPError) and error.code < 500):
+            sizes = [p.stat().st_size for p in _parts(url, path)]
+            failures = 1 if max(sizes, default=0) > most else failures + 1
+            most = max(most, *sizes, 0)
+            code = error.code if isinstance(error, HTTPError) else 500
+            if failures >= _TRIES or (code < 500 and code not in (408, 425, 429)):
                 raise
-            _log.info('%s: %s; trying again', shown(url), error)
-            time.sleep(1)
-    raise AssertionError
+            seconds = _retry_after(error) or failures
+            _log.info('%s: %s; trying again in %.0f s', shown(url), error, seconds)
+            time.sleep(seconds)
+
+
+def _retry_after(error: Exception) -> float | None:
+    """The seconds that a busy server asks to wait, at most `_LONGEST_WAIT`."""
+    text = error.headers.get('Retry-After') if isinstance(error, HTTPError) else None
+    try:
+        seconds = float(text or '')
+    except ValueError:
+        try:
+            until = parsedate_to_datetime(text or '')
+        except (TypeError, ValueError):
+            return None
+        seconds = (until.replace(tzinfo=until.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    return min(max(seconds, 0.1), _LONGEST_WAIT)
+
+
+def _parts(url: str, path: Path, about: str = '*') -> list[Path]:
+    """The parts that have come of a file, by its address, length and version."""
+    mark = hashlib.sha256(url.encode()).hexdigest()[:12]
+    return [*path.parent.glob(f'.{glob.escape(path.name)}.{mark}.{about}{PARTIAL}')]
+
+
+def _version(headers: Message) -> str:
+    """A mark that another version of a file has another one of; '' if the server has none.
+
+    Some servers say the time of the answer in Last-Modified.
+    """
+    dates = [headers.get(name) or '' for name in ('Last-Modified', 'Date')]
+    if headers.get('ETag'):
+        return str(headers['ETag'])
+    try:
+        modified, now = map(parsedate_to_datetime, dates)
+        return dates[0] if (now - modified).total_seconds() > 60 else ''
+    except (TypeError, ValueError):
+        return ''
 
 
 def _transfer(url: str, path: Path) -> Path:
     with urlopen(_request(url), timeout=_SECONDS_TO_ANSWER) as answer:
-        headers = answer.headers
-        version = headers.get('ETag') or headers.get('Last-Modified')
-        # Parts of another version of the file have another name.
-        about = f'{version}{headers.get("Content-Length")}'.encode()
-        mark = hashlib.sha256(about).hexdigest()[:16]
-        partial = path.with_name(f'.{path.name}.{mark}{PARTIAL}')
+        length, version = answer.headers.get('Content-Length'), _version(answer.headers)
+        about = f'{length}.{hashlib.sha256(version.encode()).hexdigest()[:8]}'
+        mark = hashlib.sha256(url.encode()).hexdigest()[:12]
+        partial = path.with_name(f'.{path.name}.{mark}.{about}{PARTIAL}')
         there = partial.lstat() if os.path.lexists(partial) else None
-        if there and not (version and stat.S_ISREG(there.st_mode) and there.st_nlink == 1):
+        if there and not (length and stat.S_ISREG(there.st_mode) and there.st_nlink == 1):
             # A link may have been planted to have its target overwritten.
             partial.unlink()
             there = None
-        if not there or not 0 < there.st_size < int(headers.get('Content-Length') or 0):
-            return _written(answer, url, partial, 0)
+        if there and there.st_size == int(length or 0):
+            return partial
+        if not there or not 0 < there.st_size < int(length or 0):
+            return _written(answer, partial, 0)
     request = _request(url)
     request.add_header('Range', f'bytes={there.st_size}-')
-    request.add_header('If-Range', str(version))
+    if version:
+        request.add_header('If-Range', version)
     with urlopen(request, timeout=_SECONDS_TO_ANSWER) as answer:
-        return _written(answer, url, partial, there.st_size if answer.status == 206 else 0)
+        asked = rf'bytes {there.st_size}-{int(length or 0) - 1}/({length}|\*)'
+        right = re.fullmatch(asked, answer.headers.get('Content-Range') or '')
+        if answer.status == 206 and right and version == _version(answer.headers):
+            return _written(answer, partial, there.st_size)
+    # From the beginning: the server has another version, or sends another part.
+    partial.unlink()
+    return _transfer(url, path)
 
 
-def _written(answer: HTTPResponse, url: str, partial: Path, start: int) -> Path:
+def _written(answer: HTTPResponse, partial: Path, start: int) -> Path:
     """Appends an answer to what is there of a file, from its byte `start` on."""
     flags = os.O_WRONLY | os.O_CREAT | _NOFOLLOW
     length = answer.headers.get('Content-Length')
     total = start + int(length) if length else None
     bar = tqdm(total=total, initial=start, unit='B', unit_scale=True, disable=None)
-    bar.set_description(partial.name.split(PARTIAL)[0][1:-17])
+    bar.set_description(partial.name.rsplit('.', 4)[0][1:])
     with open(os.open(partial, flags, 0o666), 'wb') as file, bar:
         file.truncate(start)
         file.seek(start)
         while piece := answer.read(_PIECE):
-            if file.tell() == 0 and _PAGE.match(piece):
-                partial.unlink()
-                raise CheckpointError(
-                    f'{shown(url)!r} is a web page and not a file: give the address of the file '
-                    'itself, or download it in a browser and give its path'
-                )
             file.write(piece)
             bar.update(len(piece))
         if total is not None and file.tell() != total:

@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 # Below this share of matching tensors a checkpoint belongs to another model.
 _LEAST = 0.1
 _LISTED = 8
+# Tensors of a block; a level of a pyramid has fewer, and may be missing.
+_LEAST_OF_A_BLOCK = 8
 _DIGITS = re.compile(r'\d+')
 # Without all of one of these, a network computes something else.
 _WHOLE = {
@@ -273,6 +275,40 @@ def _require_parts(report: LoadReport, new: Collection[str], source: str) -> Non
             )
 
 
+def _require_depth(module: nn.Module, weights: StateDict, report: LoadReport, source: str) -> None:
+    """Refuses the checkpoint of a deeper or shallower model, whose other tensors all match."""
+    here = module.state_dict()
+    blocks = _blocks(report.unexpected, here) or _blocks(report.missing, weights)
+    if blocks:
+        # 'layers.2.blocks.9' → 'layers.2.blocks.'
+        stem = blocks[0].rpartition('.')[0] + '.'
+        inside = ([n.removeprefix(stem) for n in m if n.startswith(stem)] for m in (weights, here))
+        there, own = (len({name.partition('.')[0] for name in names}) for names in inside)
+        raise CheckpointMismatchError(
+            f'{source!r} is of another size: {stem}… has {there} blocks there, and {own} in '
+            f'{type(module).__name__}. Build the model in the size of the file, or give the '
+            'weights of this size'
+        )
+
+
+def _blocks(names: Collection[str], others: Collection[str]) -> list[str]:
+    """The numbered parts of one model, of many tensors each, that another of its kind lacks."""
+    kinds = {_DIGITS.sub('#', name) for name in others}
+    heads = {'.'.join(p[:i]) for p in (n.split('.') for n in others) for i in range(1, len(p))}
+    parts = Counter(
+        next((p for p in _numbered(name) if p not in heads), '')
+        for name in names
+        if _DIGITS.sub('#', name) in kinds
+    )
+    return [part for part, count in parts.items() if part and count >= _LEAST_OF_A_BLOCK]
+
+
+def _numbered(name: str) -> list[str]:
+    """'layers.2.blocks.9.norm1.weight' → 'layers.2', 'layers.2.blocks.9'."""
+    parts = name.split('.')
+    return ['.'.join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdecimal()]
+
+
 def _least_matched(module: nn.Module) -> float:
     """Number of a module's tensors below which a checkpoint belongs to another model."""
     return max(1, _LEAST * len(module.state_dict()))
@@ -291,11 +327,13 @@ def require_match(
     were taken.
 
     Raises:
-        CheckpointMismatchError: Fewer than a tenth of the module's tensors match.
+        CheckpointMismatchError: Fewer than a tenth of the module's tensors match, or one of the two
+            has more blocks.
     """
     report = compare(module, weights)
     size, least = len(module.state_dict()), _least_matched(module)
     if len(report.matched) >= least:
+        _require_depth(module, weights, report, source)
         return report
     advice = 'give the checkpoint of this architecture'
     if 2 * len(report.mismatched) >= size:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import CheckpointMissingError, suggest
 from .download import cache, download
+from .file_kind import problem
 
 SCHEME = 'mmvttt://'
 _FOLDER = Path(__file__).with_name('weights')
@@ -34,6 +35,7 @@ class Published:
         licence: The licence of the code there. None is stated for the weights.
         timm: The name and tag that timm knows them by, if it does.
         start_of: The config that starts from them, where none is for them.
+        entry: The entry of the file that its authors' code starts from, if not the averaged one.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Published:
     licence: str = ''
     timm: str = ''
     start_of: str = ''
+    entry: str = ''
 
 
 def _table() -> dict[str, Published]:
@@ -89,7 +92,8 @@ def _table() -> dict[str, Published]:
             'deit_t_in1k', classify, 'top-1 72.2', deit, start_of='t5_t_in1k_30e', **_T5
         ),
         Published(
-            'dit_s2_in1k', 'generation', '', dit, start_of='dit5_s2_in1k_50k', **_T5
+            'dit_s2_in1k', 'generation', '', dit, start_of='dit5_s2_in1k_50k', entry='model',
+            **_T5
         ),
         Published('cifar10_vit_nano', classify, 'top-1 64.2', **_OURS),
         Published('cifar10_vittt_nano', classify, 'top-1 81.0', timm=nano, **_OURS),
@@ -134,7 +138,7 @@ def published_file(name: str) -> Path:
             f'MMVTTT_WEIGHTS is a folder without {row.name}.pth and {row.name}.safetensors: put '
             f'the file of {row.url} there as {os.fspath(path)!r}'
         )
-    download(url, path)
+    download(url, path, problem)
     return path
 
 
@@ -165,12 +169,13 @@ def _where(row: Published) -> tuple[Path, str]:
 
 def listing() -> str:
     """A table of all published weights, with what of them is on this machine."""
-    rows = [('name', 'task', "result, the publisher's", 'here')]
+    rows = [('name', 'task', "result, the publisher's", 'by', 'licence', 'here')]
     for row in PUBLISHED.values():
         path, _ = _where(row)
         here = f'{path.stat().st_size / 1e6:.1f} MB' if path.is_file() else 'no'
         result = row.results if not row.start_of else f'{row.results} start of {row.start_of}'
-        rows.append((row.name, row.task, result.strip(), here))
+        by = row.authors.removeprefix('https://github.com/') or 'mmvttt'
+        rows.append((row.name, row.task, result.strip(), by, row.licence, here))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ('  '.join(map(str.ljust, cells, widths)).rstrip() for cells in rows)
     return '\n'.join(lines)

@@ -21,6 +21,7 @@ from torch.serialization import safe_globals
 from ..errors import CheckpointError, RefusedCheckpointError, first_line
 from .allow_list import allowed
 from .authors import by_our_names
+from .file_kind import ARCHIVE, SAFETENSORS, kind_of
 from .preparation import Preparation, saved_preparation
 from .sources import Source, find_source
 
@@ -83,7 +84,7 @@ def open_checkpoint(checkpoint: str | os.PathLike[str], map_location: Any = 'cpu
     """Reads a checkpoint, as `read_content` does, and what lies beside it."""
     source = find_source(checkpoint).intact()
     config, beside = source.config(), source.preparation
-    content = _by_our_names(_content(source, map_location), source.name)
+    content = _by_our_names(_content(source, map_location), source.name, source.entry)
     return Checkpoint(source.name, content, config, beside or saved_preparation(content))
 
 
@@ -104,7 +105,7 @@ def read_content(
     Args:
         checkpoint: A path, an http(s) URL, `timm://` and the name of a model with its tag,
             `mmvttt://` and the name of shipped weights, or an open file. A file of safetensors is
-            recognised by its name. A folder, of transformers or of timm (`local-dir:…`), holds
+            recognised by its bytes. A folder, of transformers or of timm (`local-dir:…`), holds
             `model.safetensors`, shards by its index, or `pytorch_model.bin`. `hf-hub:OWNER/NAME` is
             a model on the hub, as is the name alone of one in its cache.
         map_location: See `torch.load`.
@@ -120,10 +121,10 @@ def read_content(
     if hasattr(opened, 'read') and hasattr(opened, 'seek'):
         return _by_our_names(_read(opened, '', map_location), 'the checkpoint')
     source = find_source(opened).intact()
-    return _by_our_names(_content(source, map_location, mmap), source.name)
+    return _by_our_names(_content(source, map_location, mmap), source.name, source.entry)
 
 
-def _by_our_names(content: Any, name: str) -> Any:
+def _by_our_names(content: Any, name: str, entry: str = '') -> Any:
     """Renames the weights of the authors' code in the content of a file."""
     if not isinstance(content, Mapping):
         return content
@@ -135,7 +136,7 @@ def _by_our_names(content: Any, name: str) -> Any:
     ours = {key: weights for key, weights in renamed.items() if weights}
     if not ours:
         return content
-    best = next((key for key in _EMA if key in ours), next(iter(ours)))
+    best = next((key for key in (entry, *_EMA) if key in ours), next(iter(ours)))
     kind = 'averaged ' if best in _EMA else ''
     _log.info(
         "%s: the authors' names become ours, %d tensors, the %sweights%s",
@@ -161,14 +162,18 @@ def _read(file: IO[bytes], path: str, map_location: Any = 'cpu', mmap: bool = Fa
     source = path or getattr(file, 'name', 'the checkpoint')
     with ExitStack() as stack:
         try:
-            if path.endswith('.safetensors'):
+            kind, good = kind_of(file)
+            if not good:
+                raise CheckpointError(
+                    f'{source!r} is {kind} and not a checkpoint: download or save it again'
+                )
+            if kind == SAFETENSORS and path:
                 return _read_safetensors(path, map_location)
-            archive = file.read(2) == b'PK'
-            if archive:
+            if kind == ARCHIVE:
                 _check_archive(file, source)
             file.seek(0)
             stack.enter_context(safe_globals(allowed()))
-            mapped = bool(mmap and archive and path)
+            mapped = bool(mmap and kind == ARCHIVE and path)
             return torch.load(  # noqa: TID251
                 path if mapped else file,
                 map_location=map_location,
@@ -178,11 +183,6 @@ def _read(file: IO[bytes], path: str, map_location: Any = 'cpu', mmap: bool = Fa
         except CheckpointError:
             raise
         except pickle.UnpicklingError as error:
-            file.seek(0)
-            if file.read(1) == b'<':
-                raise CheckpointError(
-                    f'{source!r} is a web page and not a checkpoint: download it again'
-                ) from None
             raise RefusedCheckpointError(
                 f'{source!r} is not read: it holds {_refused_object(error)}, which is more than '
                 'tensors and plain data, and reading that could run code (or it is not a '

@@ -15,9 +15,10 @@ from typing import Any
 from urllib.parse import urlparse
 
 from ..errors import CheckpointError, CheckpointMissingError, first_line
-from .download import cache, download, file_digest, kept_digest, shown
+from .download import cache, download, is_damaged, shown
+from .file_kind import problem
 from .preparation import Preparation
-from .published import SCHEME, name_at, published_file
+from .published import SCHEME, name_at, published, published_file
 
 # Prefix of the names of timm's hub, as mmengine's 'torchvision://'.
 _TIMM = 'timm://'
@@ -46,12 +47,14 @@ class Source:
         files: The file, or its shards.
         index: Tensor → the name of its shard, if an index says so.
         timm_config: timm's config of weights from its hub, of which only the file is downloaded.
+        entry: The entry with the weights, where the table of published ones names it.
     """
 
     name: str
     files: tuple[Path, ...]
     index: Mapping[str, str] | None = None
     timm_config: Mapping[str, Any] = field(default_factory=dict)
+    entry: str = ''
 
     def config(self, name: str = 'config.json') -> dict[str, Any]:
         """The config that transformers or timm wrote beside the weights, or an empty one."""
@@ -97,16 +100,14 @@ class Source:
                 # A pipe would block.
                 raise CheckpointError(f'{source!r} is not a regular file')
             try:
-                expected = kept_digest(path)
-                digest = file_digest(path) if expected else ''
+                expected = is_damaged(path)
                 open(path, 'rb').close()
             except OSError as error:
                 raise CheckpointError(f'{source!r} cannot be read: {error.strerror}') from error
-            if not digest.startswith(expected):
+            if expected:
                 raise CheckpointError(
-                    f'{source!r} is damaged: its digest is {digest}, and was {expected}; '
-                    'delete it and download it again (or rename it, if the digits in its name are '
-                    'no digest)'
+                    f'{source!r} is damaged: its digest is another than {expected}; delete it and '
+                    'download it again (or rename it, if the digits in its name are no digest)'
                 )
         return self
 
@@ -135,7 +136,7 @@ def find_source(checkpoint: str | os.PathLike[str]) -> Source:
     # Metafiles, which other programs read too, have the authors' addresses.
     source = name_at(source) or source
     if source.startswith(SCHEME):
-        return Source(source, (published_file(source),))
+        return Source(source, (published_file(source),), entry=published(source).entry)
     if source.startswith(_TIMM):
         return _from_timm(source)
     if source.startswith(_HUB):
@@ -187,30 +188,35 @@ def _shards(index: Path) -> dict[str, str]:
     return shards
 
 
-def _cached(name: str) -> Path | None:
-    """The folder of a model in the local cache of the hub, without asking the network."""
+def _cached(name: str, **version: Any) -> Path | None:
+    """The folder of a whole model in the local cache of the hub, without asking the network."""
     from huggingface_hub import try_to_load_from_cache
 
-    # A path such as ./weights.pth cannot name a repository.
-    with suppress(ValueError):
-        paths = (try_to_load_from_cache(name, file) for file in _FILES)
-        return next((Path(f).parent for f in paths if isinstance(f, str)), None)
+    # A path such as ./weights.pth cannot name a repository. Of an interrupted download the index
+    # may be there, and not all shards.
+    with suppress(ValueError, CheckpointError):
+        paths = (try_to_load_from_cache(name, file, **version) for file in _FILES)
+        if folder := next((Path(f).parent for f in paths if isinstance(f, str)), None):
+            _in_folder(folder, name)
+            return folder
     return None
 
 
 def _from_hub(name: str) -> Path:
-    """The folder of a model of the hub, from the cache or downloaded."""
+    """The folder of a model of the hub, `OWNER/NAME[@REVISION]`, from the cache or downloaded."""
     from huggingface_hub import snapshot_download
 
     with _hub_errors(f'hf-hub:{name}', 'its folder'):
-        if cached := _cached(name):
+        name, _, text = name.partition('@')
+        version: dict[str, Any] = dict(revision=text) if text else {}
+        if cached := _cached(name, **version):
             return cached
         patterns = ['*config.json', 'model*.safetensors', 'model.safetensors.index.json']
-        folder = Path(snapshot_download(name, allow_patterns=patterns))
+        folder = Path(snapshot_download(name, allow_patterns=patterns, **version))
         if not any((folder / file).is_file() for file in _FILES):
             # Not at once: many models have their weights in both formats.
             others = ['pytorch_model*', 'open_clip_model.safetensors']
-            snapshot_download(name, allow_patterns=others)
+            snapshot_download(name, allow_patterns=others, **version)
         return folder
 
 
@@ -234,7 +240,7 @@ def _downloaded(url: str) -> Path:
     folder = hashlib.sha256(url.encode()).hexdigest()[:16]
     path = cache() / folder / (os.path.basename(urlparse(url).path).lstrip('.') or 'weights.pth')
     if not path.is_file():
-        download(url, path)
+        download(url, path, problem)
     return path
 
 

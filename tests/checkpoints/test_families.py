@@ -201,7 +201,7 @@ def test_t5_inherits_a_classifier_of_transformers(name: str, head: str, tmp_path
 def test_a_name_of_the_hub_in_the_local_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, '_cached', lambda name: tmp_path / name)
+    monkeypatch.setattr(sources, '_cached', lambda name, **_: tmp_path / name)
     folder = tmp_path / 'somebody' / 'vit'
     folder.mkdir(parents=True)
     save_file({'weight': torch.ones(2)}, folder / 'model.safetensors')

@@ -31,7 +31,7 @@ from ..configs.reduced import THIN, build
 from ..export.test_networks import classifier, dino, mask_rcnn, segmentor
 
 MESA = 'mmvttt://hvit3_t_mesa_in1k'
-DEIT = 'timm://deit_tiny_patch16_224.fb_in1k'
+DEIT = 'mmvttt://deit_t_in1k'
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,8 @@ def weights_table() -> str:
     rows = [['weights', 'published result', 'by', 'command'], ['---'] * 4]
     for name, row in PUBLISHED.items():
         tool = 'generate' if row.task == 'generation' else 'test'
-        command = f'`python tools/{tool}.py {name} {SCHEME}{name}`'
+        more = ' --vae sd-vae-ft-ema --classes 207 360' if tool == 'generate' else ''
+        command = f'`python tools/{tool}.py {name} {SCHEME}{name}{more}`'
         if row.start_of:
             command = f'the source of [{row.start_of}](../configs/{row.start_of}.py)'
         authors = f'[{Path(row.authors).name}]({row.authors})' if row.authors else 'this project'

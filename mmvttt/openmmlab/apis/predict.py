@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import cv2
 import numpy as np
 
+from mmvttt.analysis.tables import cell
 from mmvttt.checkpoints.atomic_write import replacing, write_whole
 from mmvttt.errors import DataError, UsageError
 from mmvttt.pictures import SUFFIXES, fetch_image, open_image
@@ -226,7 +227,7 @@ def _table(classes: Sequence[str], path: str | os.PathLike[str]) -> Iterator[Add
             if not file.tell():
                 writer.writerow(('image', *prediction.columns))
             for row in prediction.rows() or [{}]:
-                writer.writerow((name, *(row.get(column) for column in prediction.columns)))
+                writer.writerow(map(cell, (name, *map(row.get, prediction.columns))))
 
         yield add
 

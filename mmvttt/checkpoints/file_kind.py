@@ -1,0 +1,80 @@
+"""What a file is by its bytes: one of weights, or what a server has sent in its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from typing import IO
+
+SAFETENSORS, ARCHIVE, PICKLE = 'a file of safetensors', 'a file of torch', 'a pickle'
+# Beginnings of other files. Comments may come before a page's first tag.
+_OTHERS = (
+    ('a pointer of Git LFS, and the file itself was not fetched', rb'version https://git-lfs'),
+    ('a compressed file of gzip', rb'\x1f\x8b'),
+    ('a web page', rb'\s*(<!--.*?-->\s*)*<[!?a-zA-Z]'),
+    ('an archive without the data of torch', rb'PK'),
+    ('JSON', rb'\s*[\[{]'),
+)
+_LARGEST_HEADER = 10**8
+
+
+def kind_of(file: IO[bytes]) -> tuple[str, bool]:
+    """The kind of an open file by its bytes, and whether it is one of weights."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    start = file.read(4096)
+    file.seek(0)
+    if not start:
+        return 'empty', False
+    length = int.from_bytes(start[:8], 'little')
+    if start[8:9] == b'{' and length <= min(size, _LARGEST_HEADER):
+        return SAFETENSORS, True
+    if start[:2] == b'PK' and _has_data(file):
+        return ARCHIVE, True
+    if start[:1] == b'\x80':
+        return PICKLE, True
+    start = start.removeprefix(b'\xef\xbb\xbf')
+    others = (kind for kind, first in _OTHERS if re.match(first, start, re.DOTALL))
+    return next(others, 'not a file of torch or safetensors'), False
+
+
+def _has_data(file: IO[bytes]) -> bool:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return any(name.rpartition('/')[2] == 'data.pkl' for name in archive.namelist())
+    except (zipfile.BadZipFile, ValueError):
+        return False
+    finally:
+        file.seek(0)
+
+
+def problem(path: str | os.PathLike[str]) -> str | None:
+    """Why a file, as it was downloaded, is none of weights or is damaged; None if it is whole.
+
+    Without torch: a pickle is recognised only, and read later.
+    """
+    with open(path, 'rb') as file:
+        kind, good = kind_of(file)
+        if not good:
+            return f'is {kind}'
+        if kind == ARCHIVE:
+            with zipfile.ZipFile(file) as archive:
+                damaged = archive.testzip() is not None
+        else:
+            damaged = kind == SAFETENSORS and _is_cut_off(file)
+        return f'is {kind} that is cut off or damaged' if damaged else None
+
+
+def _is_cut_off(file: IO[bytes]) -> bool:
+    """Whether a safetensors file ends elsewhere than its header says."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    length = int.from_bytes(file.read(8), 'little')
+    try:
+        tensors = json.loads(file.read(length))
+        ends = [v['data_offsets'][1] for k, v in tensors.items() if k != '__metadata__']
+        return 8 + length + max(ends, default=0) != size
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return True
