@@ -110,7 +110,7 @@ EXTRAS = {
     # transformers 5 is installed.
     'sd3': ['diffusers>=0.42,<0.43', 'transformers>=5.24,<6', 'accelerate>=1.10,<2'],
     # For linearize(). 5.0 is the first whose attentions call one function that can be replaced.
-    'transformers': ['transformers>=5.0,<6'],
+    'transformers': ['transformers>=5.24,<6'],
     # tools/export.py --out model.xml, which goes through ONNX.
     'openvino': ['openvino>=2026.4,<2027', *ONNX],
     # Detections as supervision has them.
