@@ -76,10 +76,10 @@ def test_the_folder_is_locked_before_anything_is_built(
     """Else another training could begin and end in it meanwhile."""
     build, others = train.build_runner, []
 
-    def build_beside_another(cfg: Config) -> object:
+    def build_beside_another(cfg: Config, *options: bool) -> object:
         command = [sys.executable, '-c', HOLD]
         others.append(subprocess.run(command, capture_output=True, text=True, timeout=300))
-        return build(cfg)
+        return build(cfg, *options)
 
     monkeypatch.setattr(train, 'build_runner', build_beside_another)
     run('train', work_dir='a', cfg_options=SHORT)
