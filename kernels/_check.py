@@ -97,9 +97,10 @@ def launches(op: Any, kernel: ModuleType, args: tuple, batch: int) -> str:
             out = op.run(kernel, args, keep)
         grads = [torch.empty_like(x) if x.numel() else None for x in out[: op.results]]
         op.run_backward(kernel, grads, args, out[op.results :], needs)
-    # A few classes of lengths, in which a kernel may take other ways.
-    length = -(-(args[0].shape[1] - 1).bit_length() // 4)
-    return hashlib.sha256(repr((length, sorted(record))).encode()).hexdigest()[:24]
+    # Classes of lengths, and whether a dimension is more than one: a kernel may take other ways.
+    length = -(-(args[0].shape[1] - 1).bit_length() // 2)
+    several = [n > 1 for n in args[0].shape]
+    return hashlib.sha256(repr((length, several, sorted(record))).encode()).hexdigest()[:24]
 
 
 def layout(x: Any) -> Any:

@@ -19,6 +19,7 @@ from ops import OPS, STEPS, inner_gradient, pyramid, scan
 from scans import OP, OP_BACKWARD, call, make
 
 from ttt_kernels import _launch, _op
+from ttt_kernels.ttt_linear._backward_kernels import add_rows
 from ttt_kernels.ttt_linear._tiles import dense_scan_of, scan_of, tile_pointers
 
 pytestmark = pytest.mark.interpreter
@@ -403,3 +404,16 @@ def test_indices_beyond_32_bits_are_left_to_the_reference(size):
     places, weights = torch.empty(1, 3, 2, 1, 4, 2), torch.empty(1, 3, 2, 1, 4)
     args = value, [size, size], None, places, weights
     assert 'need 64-bit indices' in kernel.unsupported_reason(args)
+
+
+@pytest.mark.parametrize(('dim', 'width'), [(64, 64), (128, 100), (16, 7)])
+def test_rows_of_many_images_are_added_in_several_turns(dim, width):
+    """As the gradients of parameters are: 4096 / dim rows a turn, here two turns and a part."""
+    splits = 3
+    groups, step = 2 * 4096 // dim // splits + 5, splits * width + 2
+    x = normal(torch.Generator().manual_seed(0), groups * step)
+    out = torch.full((dim,), torch.nan, dtype=x.dtype)
+    add_rows[(1,)](x, groups, step, splits, out, D=dim, WIDTH=width)
+    rows = x.as_strided((groups, splits, width), (step, width, 1))
+    torch.testing.assert_close(out[:width], rows.sum((0, 1)), rtol=1e-13, atol=1e-13)
+    assert out[width:].isnan().all()

@@ -194,7 +194,7 @@ Add = Callable[[str, Prediction], None]
 
 
 def _drop(name: str, prediction: Prediction) -> None:
-    pass
+    """Without --save nothing is kept."""
 
 
 def write_table(
