@@ -202,6 +202,11 @@ def load_model(
         from .checkpoints.load import load_pretrained
 
         load_pretrained(named.model, checkpoint, key=key)
+        if named.config is not None:
+            from .checkpoints.read import read_content
+            from .openmmlab.reliability.settings import warn_of_other_model
+
+            warn_of_other_model(read_content(checkpoint, mmap=True), named.config, checkpoint)
     elif named.config is not None:
         from .openmmlab.analysis.models import initialize
 

@@ -105,3 +105,15 @@ def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             RunLock(tmp_path / f'run {number}', tmp_path / 'more').release()
     with pytest.raises(UsageError):
         RunLock(tmp_path)
+
+
+def test_another_option_of_the_model_is_said(run: Callable, capfd: pytest.CaptureFixture) -> None:
+    """One that changes no shape, such as an inner rate, and no option of a training."""
+    options = {'train_cfg.max_epochs': 1, 'model.norm': 'SyncBatchNorm'}
+    run('train', work_dir='a', cfg_options=options)
+    for key, value, said in (('norm', 'BatchNorm1d', True), ('norm', 'SyncBatchNorm', False)):
+        capfd.readouterr()
+        run('evaluate', 'a/epoch_1.pth', work_dir='b', cfg_options={f'model.{key}': value})
+        text = ''.join(capfd.readouterr())
+        assert ('trained with other options of the model' in text) is said
+        assert ('(here: ' in text and 'BatchNorm1d' in text) is said

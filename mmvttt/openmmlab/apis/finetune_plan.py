@@ -132,9 +132,10 @@ def planned(
     base = start.config if start.config.endswith('.py') else f'mmvttt::{start.config}.py'
     while True:
         write_config(out, base, own)
-        seconds, memory = _measured(out / CONFIG)
         # A fifth of the time is for validations.
-        in_time = max(1, int(minutes * 60 * 0.8 / seconds))
+        time_to_train = minutes * 60 * 0.8
+        seconds, memory = _measured(out / CONFIG, time_to_train / (request.steps or enough))
+        in_time = max(1, int(time_to_train / seconds))
         if request.steps or in_time >= min(_FEWEST, enough):
             break
         if start.freeze and not own['frozen']:
@@ -241,18 +242,20 @@ def checkpoint_in(folder: Path, kind: str = BEST) -> Path | None:
     return last[-1] if last else None
 
 
-def _measured(config: Path) -> tuple[float, float]:
+def _measured(config: Path, enough: float) -> tuple[float, float]:
     """Seconds of a training step, and the memory of it in GB: on a CPU of the whole program.
 
-    The model has random weights, which take as long.
+    The model has random weights, which take as long. A first step of `enough` seconds or less,
+    with all that it allocates and compiles, is the last.
     """
     cfg, device = load_config(config), get_device()
     init_default_scope(cfg.default_scope)
     model = MODELS.build(cfg.model).to(device).train()
     optimizer = build_optim_wrapper(model, cfg.optim_wrapper)
     batches, seconds = iter(Runner.build_dataloader(cfg.train_dataloader, seed=0)), math.inf
-    # The first step compiles and allocates.
     for _ in range(2):
+        if seconds <= enough:
+            break
         begin = time.perf_counter()
         model.train_step(next(batches), optimizer)
         if device == 'cuda':

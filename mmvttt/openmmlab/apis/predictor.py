@@ -36,6 +36,7 @@ from ..data.dataset_config import DatasetConfig, datasets_of, preparation_of
 from ..engine.amp import half_type
 from ..export.file_model import FileModel, open_for
 from ..registry import BUILDING, type_name
+from ..reliability.settings import warn_of_other_model
 from ..tasks import TASKS, Task, task_of
 from ..tasks.prediction import Boxes, Prediction
 
@@ -89,6 +90,7 @@ def open_model(
     require_whole(model, weights, opened.name)
     here = preparation_of(config, 'test', model.data_preprocessor)
     warn_of_other_images(opened.name, opened.preparation, here)
+    warn_of_other_model(opened.content, config, opened.name)
     model.load_state_dict(adapted(model, weights), strict=False)
     predictor.model = model = revert_sync_batchnorm(model).to(device).eval()
     if exported is not None:

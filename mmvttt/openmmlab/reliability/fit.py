@@ -32,7 +32,7 @@ from ..unwrap import bare_model
 from .exact_resume import DATA_SEED, SHAPE, STOPPED, VALIDATED
 from .hook_state import kind_of
 from .rates import require_learning
-from .settings import differences, training_settings
+from .settings import differences, training_settings, warn_of_other_model
 from .weights import warning_of_random_weights
 
 _LISTED = 12
@@ -168,6 +168,7 @@ def require_weights(runner: Runner, content: Any, source: str, whole: bool = Fal
         warn_of_other_images(source, saved_preparation(content), here)
     (require_whole if whole else require_some)(model, named_tensors(content, source), source)
     if whole:
+        warn_of_other_model(content, runner.cfg, source)
         # Last: another model says more than other classes.
         metainfo = getattr(runner.test_dataloader.dataset, 'metainfo', {})
         require_same_classes(content, source, metainfo.get('classes'))

@@ -7,6 +7,7 @@ not have; and a resume would continue another training.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import socket
@@ -20,8 +21,10 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import all_gather_object, get_rank, get_world_size, init_dist, is_distributed
+from mmengine.logging import print_log
 
 from mmvttt.errors import UsageError
+from mmvttt.text import shown
 
 # Keys whose values are paths, which may differ between nodes.
 _PLACES = frozenset(
@@ -47,6 +50,14 @@ _FREE = (
     'num_workers', 'persistent_workers', 'pin_memory', 'prefetch_factor', 'val_interval',
     'val_begin',
 )  # fmt: skip
+
+# Options of a model that count in a training only, or whose shapes or images are compared.
+_OF_TRAINING = frozenset(
+    """
+    data_preprocessor drop_path_rate drop_rate evaluate_teacher frozen_stages init_cfg mesa_weight
+    norm_eval num_classes pretrained test_cfg train_cfg with_cp
+    """.split()  # noqa: SIM905
+)
 
 _PACKAGES = (
     'mmvttt', 'torch', 'triton', 'numba', 'numpy', 'mmengine', 'mmdet', 'mmsegmentation',
@@ -95,6 +106,38 @@ def differences(before: Any, now: Mapping[str, str]) -> tuple[list[str], list[st
         [f'{k}: {a} (config: {b})' for k, (a, b) in changed.items() if k.startswith(_RESTORED)],
         [f'{k}: {a} (now: {b})' for k, (a, b) in changed.items() if not k.startswith(_RESTORED)],
     )
+
+
+def warn_of_other_model(content: Any, cfg: Config, source: str) -> None:
+    """Warns where a checkpoint was trained with other options of the model than a config has.
+
+    Options without an effect on the shapes of weights, such as an inner rate, change results.
+    """
+    match content:
+        case {'meta': {'settings': Mapping() as settings}}:
+            there, here = (_of_model(s) for s in (settings, training_settings(cfg)))
+            pairs = ((key, there.get(key), here.get(key)) for key in {**there, **here})
+            changed = [f'{key}: {a} (here: {b})' for key, a, b in pairs if a != b]
+            if changed:
+                more = f'; … {len(changed) - 8} more' if len(changed) > 8 else ''
+                print_log(
+                    f'{source} was trained with other options of the model, whose results these '
+                    f'are not: {"; ".join(changed[:8])}{more}',
+                    'current',
+                    logging.WARNING,
+                )
+
+
+def _of_model(settings: Mapping) -> dict[str, str]:
+    """The options of a model, also inside of one for test-time augmentation."""
+    named = {str(k).replace('model.module.', 'model.', 1): str(v) for k, v in settings.items()}
+    return {
+        key: shown(text, 60)
+        for key, text in named.items()
+        if key.startswith('model.')
+        and not any(part in _OF_TRAINING or part[:4] == 'loss' for part in key.split('.'))
+        and not key.startswith(('model.type', 'model.tta_cfg'))
+    }
 
 
 def require_same_training(cfg: Config) -> None:
