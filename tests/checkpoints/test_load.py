@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.models.backbones import HViT3
 from mmvttt.models.linearize import linearize
 
 
@@ -89,14 +90,14 @@ def test_report(tmp_path: Path) -> None:
     assert all(name in str(report) for name in ('0.weight', 'head.weight', '2.weight: (7, 4)'))
 
 
-@pytest.mark.parametrize('change', ['none', 'smaller', 'fewer'])
+@pytest.mark.parametrize('change', ['none', 'smaller'])
 def test_what_is_not_loaded_is_a_warning(change: str, tmp_path: Path, caplog) -> None:
     def vit(**options) -> nn.Module:
         small = dict(depth=2, embed_dim=32, num_heads=2, num_classes=0)
         return timm.create_model('vit_tiny_patch16_224', **small | options)
 
     size = dict(img_size=112) if change == 'smaller' else {}
-    source = vit(**size, depth=1 if change == 'fewer' else 2).state_dict()
+    source = vit(**size).state_dict()
     torch.save(source, tmp_path / 'a.pth')
     model = vit()
     record = linearize(model)
@@ -167,3 +168,21 @@ def test_quantised_weights_are_no_weights(tmp_path: Path) -> None:
     with pytest.raises(CheckpointMismatchError):
         load_pretrained(model, tmp_path / 'a.pth')
     assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize('depths', [(1, 3, 1, 1), (1, 1, 2, 1)])
+@pytest.mark.parametrize('deeper', [True, False])
+def test_a_file_of_another_depth_is_refused(
+    tmp_path: Path, depths: tuple[int, ...], deeper: bool
+) -> None:
+    """H-ViT³-T and S have equal widths: every tensor of T is in a file of S."""
+    sizes = dict(embed_dims=(8, 16, 24, 32), num_heads=(1, 1, 1, 1))
+    models = [HViT3(dict(sizes, depths=d)) for d in ((1, 1, 1, 1), depths)]
+    source, target = models[::-1] if deeper else models
+    # As a detector's file, and as a classifier's with an average.
+    for prefix in ('backbone.', ''):
+        state = with_prefix(source.state_dict(), prefix) | {'head.fc.weight': torch.ones(3, 4)}
+        torch.save(dict(state_dict=state), tmp_path / 'a.pth')
+        with pytest.raises(CheckpointMismatchError, match='another size'):
+            load_pretrained(target, tmp_path / 'a.pth')
+        assert load_pretrained(source, tmp_path / 'a.pth').matched
