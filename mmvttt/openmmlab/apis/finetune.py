@@ -42,7 +42,7 @@ from .predictor import Predictor, open_model
 from .train import train
 
 _LISTED = 20
-_HISTORY, _REPORT = 'history.jsonl', 'report.json'
+_HISTORY, _REPORT, _LINES = 'history.jsonl', 'report.json', 'output.txt'
 # What the table has of each class, by the first measure of the task.
 _RESULTS = {
     'coco/bbox_mAP': 'box AP',
@@ -98,6 +98,8 @@ def finetune(
     request = Request(start, minutes, steps, format)
     out, own, begin = _folder(root, out, request)
     check_new_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
+    say = _kept(out / _LINES, say)
     data = read_folder(root, format, work_dir=out)
     say(
         f'{_path(root)}: {data.format}, {len(data.train)} + {len(data.val)} pictures, '
@@ -129,7 +131,6 @@ def _configured(
     say: Callable[[str], None],
 ) -> tuple[Config, dict[str, Any]]:
     """The config of a training and its settings, which are `own` where it was begun before."""
-    out.mkdir(parents=True, exist_ok=True)
     # Again at each call, because the folder may have been corrected since.
     lists = dict(write_lists(data, out))
     digest = _digest(data, lists)
@@ -204,6 +205,17 @@ def _digest(data: OwnFolder, lists: Mapping[str, Mapping[str, Any]]) -> str:
     for part in ('train', 'val'):
         digest.update(Path(lists[part]['ann_file']).read_bytes())
     return digest.hexdigest()
+
+
+def _kept(path: Path, say: Callable[[str], None]) -> Callable[[str], None]:
+    """Says a line, and adds it to a file."""
+
+    def say_and_keep(line: str) -> None:
+        say(line)
+        with open(path, 'a', encoding='utf-8') as file:
+            file.write(f'{line}\n')
+
+    return say_and_keep
 
 
 def _path(path: object) -> str:
