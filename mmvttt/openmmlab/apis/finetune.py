@@ -98,9 +98,9 @@ def finetune(
     request = Request(start, minutes, steps, format)
     out, own, begin = _folder(root, out, request)
     check_new_folder(out)
+    data = read_folder(root, format, work_dir=out)
     out.mkdir(parents=True, exist_ok=True)
     say = _kept(out / _LINES, say)
-    data = read_folder(root, format, work_dir=out)
     say(
         f'{_path(root)}: {data.format}, {len(data.train)} + {len(data.val)} pictures, '
         f'{data.task} of {listed(data.classes)}'
