@@ -172,7 +172,9 @@ class Op:
 
         None if there is none, a gradient is needed, or the call is not eager.
         """
-        plan = self._plan(args, backend) if is_eager() and self._key(more) is not None else None
+        if not is_eager() or self._key(more) is None:
+            return None
+        plan = self._plan(args, backend)
         function = getattr(plan and plan.implementation, name, None)
         tensors = [x for x in (*self.tensors_of(args), *more) if isinstance(x, Tensor)]
         grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

@@ -75,7 +75,7 @@ def reduce_model(cfg: Config) -> Config:
         model.encoder.num_layers = model.decoder.num_layers = 1
         if 'dn_cfg' in model:
             model.dn_cfg.group_cfg.num_dn_queries = 10
-    elif model.decode_head.type == 'FPNHead':
+    elif model.get('decode_head', {}).get('type') == 'FPNHead':
         model.data_preprocessor.size, model.neck.in_channels = SIZE, channels
     elif 'auxiliary_head' in model:
         model.data_preprocessor.size = SIZE
