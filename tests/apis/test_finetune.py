@@ -142,6 +142,11 @@ def test_what_comes_from_a_folder_is_data(colours: Path, tmp_path: Path, begins:
     cfg = begun(folder, tmp_path / '{{ fileDirname }}', steps=1)
     assert {*cfg.train_dataloader.dataset.metainfo.classes} == {*names}
     assert cfg.train_dataloader.dataset.data_root == str(folder)
+    # As a training leaves it in its work directory.
+    cfg.dump('dumped.py')
+    again = load_config('dumped.py')
+    assert again.train_dataloader.dataset == cfg.train_dataloader.dataset
+    assert not Path('ran').exists()
     text = (tmp_path / '{{ fileDirname }}' / 'config.py').read_text()
     assert len(text.splitlines()) <= 10
     assert not any(name in text for name in (*names, folder.name))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import mmengine.utils
 import pytest
+from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
 
 from mmvttt.openmmlab.compat import configs
@@ -38,6 +39,23 @@ def test_bases_of_packages_from_another_folder() -> None:
         "model = dict(backbone=dict(backbone=dict(arch='tiny')))\n"
     )
     python(INHERIT)
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        """{{$X:.*|',__import__("pathlib").Path("ran").touch(),'("}}""",
+        """{{'$X:.*|\\',open("ran","w"),"(")#'}}""",
+        '{{$HOME:x}}', '{{ fileBasename }}', '{{{{_base_.model}}}}', '\\{{$HOME:x}}\n{{', '{ {x} }',
+    ],
+)  # fmt: skip
+def test_a_dumped_name_is_data(name: str) -> None:
+    content = dict(data=dict(classes=(name, 'dog')), other=[[name], {'1': dict(x=name)}])
+    Config(content).dump('dumped.py')
+    text = Path('dumped.py').read_text()
+    assert Config.fromfile('dumped.py').to_dict() == content
+    assert '{{' not in text
+    assert not Path('ran').exists()
 
 
 @pytest.mark.parametrize('package', ['mmdet', 'mmsegmentation', 'mmpretrain', 'mmvttt', 'mmengine'])

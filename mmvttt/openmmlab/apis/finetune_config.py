@@ -77,7 +77,11 @@ def entries(base: Any) -> dict[str, Any]:
               (validations without a better result that end the training).
     """
     own = base.own
-    small = Config.fromfile(config_root() / '_base_/small_set.py').small_set
+    small = Config.fromfile(
+        config_root() / '_base_/small_set.py',
+        use_predefined_variables=False,
+        use_environment_variables=False,
+    ).small_set
     kind, task = small[own.task], task_of(base)
     measure = task.measures[own.task][0]
     for part in ('train', 'val'):

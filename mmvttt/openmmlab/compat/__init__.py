@@ -26,6 +26,7 @@ PATCHES = tuple(Patch(*row) for row in (
     ('package-paths', 'mmengine.utils.package_utils', 'configs:find_packages_by_import'),
     ('package-names', 'mmengine.config.utils', 'configs:name_packages'),
     ('dumped-types', 'mmengine.utils', 'configs:find_shadowed_modules'),
+    ('dumped-values', 'mmengine.config.config', 'configs:dump_values_as_values'),
     ('own-configs', 'mmengine.config.config', 'configs:resolve_own_configs'),
     ('mmcv-ext', 'mmcv.utils.ext_loader', 'mmcv_ext:offer_stub'),
     ('coco-ids', 'mmdet.datasets.api_wrappers.coco_api', 'coco:index_all'),

@@ -102,6 +102,22 @@ def find_shadowed_modules() -> str | None:
     return None
 
 
+def dump_values_as_values() -> str | None:
+    """Keeps mmengine from substituting `{{…}}` in the values of a config that was dumped.
+
+    It does so in the text of every config that it reads, where a name from somebody's data may end
+    its string and run. Only strings have two braces side by side.
+    """
+    original = Config.pretty_text.fget
+
+    @wraps(original)
+    def pretty_text(self: Config) -> str:
+        return original(self).replace('{{', r'{\x7b')
+
+    replace(Config, 'pretty_text', property(pretty_text))
+    return None
+
+
 def resolve_own_configs() -> str | None:
     """Resolves `mmvttt::` in `_base_`. The base keeps the scope of its own default_scope."""
     original = Config._get_cfg_path
