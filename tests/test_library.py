@@ -21,6 +21,7 @@ USE = """
 import importlib, pathlib
 import torch, mmvttt, ttt_kernels
 
+EXTRAS = ('matplotlib', 'diffusers', 'llvmlite', 'numba', 'sklearn', 'transformers')
 for package in (ttt_kernels, mmvttt):
     root = pathlib.Path(package.__path__[0])
     for file in root.rglob('*.py'):
@@ -30,8 +31,7 @@ for package in (ttt_kernels, mmvttt):
         try:
             importlib.import_module('.'.join([package.__name__, *parts]))
         except ModuleNotFoundError as error:
-            # Packages of the extras.
-            if error.name not in ('matplotlib', 'diffusers', 'llvmlite', 'numba', 'sklearn'):
+            if error.name not in EXTRAS:
                 raise
 
 import timm

@@ -14,7 +14,6 @@ _OTHERS = (
     ('a pointer of Git LFS, and the file itself was not fetched', rb'version https://git-lfs'),
     ('a compressed file of gzip', rb'\x1f\x8b'),
     ('a web page', rb'\s*(<!--.*?-->\s*)*<[!?a-zA-Z]'),
-    ('an archive without the data of torch', rb'PK'),
     ('JSON', rb'\s*[\[{]'),
 )
 _LARGEST_HEADER = 10**8
@@ -31,8 +30,13 @@ def kind_of(file: IO[bytes]) -> tuple[str, bool]:
     length = int.from_bytes(start[:8], 'little')
     if start[8:9] == b'{' and length <= min(size, _LARGEST_HEADER):
         return SAFETENSORS, True
-    if start[:2] == b'PK' and _has_data(file):
-        return ARCHIVE, True
+    if start[:2] == b'PK':
+        names = _names(file)
+        if names is None:
+            return 'damaged, an archive that is cut off', False
+        if any(name.rpartition('/')[2] == 'data.pkl' for name in names):
+            return ARCHIVE, True
+        return 'an archive without the data of torch', False
     if start[:1] == b'\x80':
         return PICKLE, True
     start = start.removeprefix(b'\xef\xbb\xbf')
@@ -40,12 +44,13 @@ def kind_of(file: IO[bytes]) -> tuple[str, bool]:
     return next(others, 'not a file of torch or safetensors'), False
 
 
-def _has_data(file: IO[bytes]) -> bool:
+def _names(file: IO[bytes]) -> list[str] | None:
+    """The names of a zip archive's members, or None if the archive cannot be read."""
     try:
         with zipfile.ZipFile(file) as archive:
-            return any(name.rpartition('/')[2] == 'data.pkl' for name in archive.namelist())
+            return archive.namelist()
     except (zipfile.BadZipFile, ValueError):
-        return False
+        return None
     finally:
         file.seek(0)
 

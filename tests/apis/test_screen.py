@@ -25,10 +25,10 @@ def test_the_screen_shows_a_summary_and_the_log_all(
     for hidden in ('val_evaluator', 'System environment', 'before_train_epoch'):
         assert hidden not in printed
         assert hidden in log.read_text()
-    # All else is what the hooks say: a step, a checkpoint, an evaluation.
+    # All else is what the hooks say: the rates, a step, a checkpoint, an evaluation.
     lines = printed[printed.index('model     TinyModel') :].splitlines()[3:]
     assert [w for w in ('Epoch(train)', 'Epoch(val)') if not any(w in x for x in lines)] == []
-    assert len(lines) <= 9, printed
+    assert len(lines) <= 10, printed
     # A test shows its tables.
     run('evaluate', 'a/epoch_1.pth', work_dir='b')
     printed = ''.join(capfd.readouterr())
