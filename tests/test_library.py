@@ -165,15 +165,19 @@ def test_the_command_without_openmmlab() -> None:
         assert 'Traceback' not in text
 
 
-# --help of every tool, in one process of a machine that has none of what the tools import.
+# --help of every tool in Python, in one process of a machine that has none of what they import.
 HELP = f"""
-import contextlib, io, json, runpy, sys
+import contextlib, io, json, runpy, subprocess, sys
 from mmvttt.__main__ import tool_lines, tools
 
 for name in {(*DOOR, 'torch', 'numpy', 'timm', 'rich', 'matplotlib', 'ttt_kernels')}:
     sys.modules[name] = None
 printed = dict(mmvttt=chr(10).join(tool_lines()))
 for name, path in tools().items():
+    if path.suffix == '.sh':
+        shell = subprocess.run(['bash', path, '--help'], capture_output=True, text=True)
+        printed[name] = shell.stderr
+        continue
     text = io.StringIO()
     sys.argv = [str(path), '--help']
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
@@ -188,6 +192,8 @@ def test_help_of_every_tool_needs_nothing() -> None:
     listed = [line.split(maxsplit=1) for line in printed.pop('mmvttt').splitlines()]
     assert [name for name, _ in listed] == list(printed)
     assert [name for name in printed if name in ('predict', 'train')] == ['predict', 'train']
+    for name in [name for name in printed if name.startswith(('dist_', 'slurm_'))]:
+        assert re.match(rf'usage: .*{name}\.sh .*CONFIG', printed.pop(name))
     for name, text in printed.items():
         assert text.startswith(f'usage: mmvttt {name} '), name
         assert dict(listed)[name] in text
