@@ -20,6 +20,11 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -
 
 
 def cell(value: Any) -> Any:
-    """A value of a CSV: a spreadsheet would compute a text that begins as a formula does."""
-    formula = isinstance(value, str) and value.startswith(('=', '+', '-', '@', '\t', '\r'))
-    return f"'{value}" if formula else value
+    """A value of a CSV. A text that a spreadsheet would compute as a formula gets an apostrophe."""
+    if not isinstance(value, str) or not value.startswith(('=', '+', '-', '@', '\t', '\r')):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value

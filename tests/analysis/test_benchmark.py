@@ -78,6 +78,12 @@ def test_out_of_memory_is_a_row_too(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b'\x89PNG')
 
 
+def test_a_text_is_not_a_formula_of_a_spreadsheet(tmp_path: Path) -> None:
+    texts = ['=1+1', '+1+1', '-1+1', '@SUM(1)', '-1.5e-3', '-inf', 'a=1']
+    path = write_csv([dict(x=text) for text in texts], tmp_path / 'rows.csv')
+    assert path.read_text().split() == ['x', "'=1+1", "'+1+1", "'-1+1", "'@SUM(1)", *texts[4:]]
+
+
 def test_slopes_are_against_the_tokens() -> None:
     assert slope([(10, 1), (20, 4), (40, 64)]) == pytest.approx(2)
     assert slope([(10, 5), (20, 20)]) == pytest.approx(1)
