@@ -20,6 +20,8 @@ import numpy as np
 # One boolean, integer or real number, as `np.dtype.__reduce__` calls it.
 _CODES = ('b1', 'i1', 'i2', 'i4', 'i8', 'u1', 'u2', 'u4', 'u8', 'f2', 'f4', 'f8')
 _STATISTICS = ('min', 'max', 'mean', 'current')
+# The class of the configurations in the files of ViT³'s authors.
+YACS = 'yacs.config.CfgNode'
 _HISTORY = 'mmengine.logging.history_buffer.HistoryBuffer'
 
 
@@ -149,5 +151,5 @@ def allowed() -> list[Any]:
         # Arguments that training scripts save with the weights. A yacs configuration is read as a
         # plain mapping, without yacs; neither is interpreted.
         (argparse.Namespace, 'argparse.Namespace'),
-        (OrderedDict, 'yacs.config.CfgNode'),
+        (OrderedDict, YACS),
     ]

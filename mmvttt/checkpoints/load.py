@@ -104,8 +104,9 @@ def load_pretrained(
     """Loads a checkpoint's matching tensors into a module, and logs which did not match.
 
     The log is a warning if tensors differ in shape, or the module has some that neither the
-    checkpoint has nor a linearization has added. The models of mmvttt resize position embeddings
-    for another size of images; for a timm model give its own function, such as
+    checkpoint has nor a linearization or a part for one task has added. The models of mmvttt
+    resize position embeddings for another size of images; for a timm model give its own function,
+    such as
     `adapt=lambda w: timm.models.vision_transformer.checkpoint_filter_fn(w, module)`.
 
     Args:
@@ -143,21 +144,27 @@ def load_pretrained(
     inside = fit(under(weights, prefix))
     report = require_match(module, inside, source, prefix, weights)
     report = replace(report, preparation=opened.preparation)
-    new = {
-        f'{name}.{parameter}' if name else parameter
-        for name, part in module.named_modules()
-        if hasattr(part, 'new_parameters')
-        for parameter in part.new_parameters()
-    }
+    new = _declared(module, 'new_parameters')
     _require_parts(report, new, source)
     module.load_state_dict({name: inside[name] for name in report.matched}, strict=False)
-    lost = report.mismatched or not new.issuperset(report.missing)
+    optional = new | _declared(module, 'optional_parameters')
+    lost = report.mismatched or not optional.issuperset(report.missing)
     level = logging.WARNING if lost else logging.INFO
     _log.log(level, 'Weights of %s from %s: %s', type(module).__name__, source, report)
     preparation = report.preparation
     if preparation is not None and not preparation.step:
         warn_of_other_images(source, preparation, getattr(module, 'data_preprocessor', None))
     return report
+
+
+def _declared(module: nn.Module, method: str) -> set[str]:
+    """The names of parameters that parts of a module declare by a method."""
+    return {
+        f'{name}.{parameter}' if name else parameter
+        for name, part in module.named_modules()
+        if hasattr(part, method)
+        for parameter in getattr(part, method)()
+    }
 
 
 def _require_config(module: nn.Module, opened: Checkpoint) -> None:

@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.serialization import safe_globals
+from torch.serialization import get_safe_globals, safe_globals
 
 from ..errors import CheckpointError, RefusedCheckpointError, first_line
 from .allow_list import allowed
@@ -172,7 +172,9 @@ def _read(file: IO[bytes], path: str, map_location: Any = 'cpu', mmap: bool = Fa
             if kind == ARCHIVE:
                 _check_archive(file, source)
             file.seek(0)
-            stack.enter_context(safe_globals(allowed()))
+            # At its end the context would also remove what somebody else has allowed.
+            others = get_safe_globals()
+            stack.enter_context(safe_globals([x for x in allowed() if x not in others]))
             mapped = bool(mmap and kind == ARCHIVE and path)
             return torch.load(  # noqa: TID251
                 path if mapped else file,

@@ -229,8 +229,7 @@ def _hub_errors(source: str, remedy: str) -> Iterator[None]:
     except Exception as error:
         # Many classes of errors are raised without a network.
         raise CheckpointError(
-            f'{source!r} cannot be downloaded ({first_line(error)}); on a machine without a '
-            f'network give {remedy}'
+            f'{source!r} cannot be downloaded ({first_line(error)}): try again, or give {remedy}'
         ) from error
 
 

@@ -4,9 +4,11 @@ Each model is mmvttt's backbone followed by timm's classification head, with the
 mmpretrain classifier (`backbone.*`, `head.fc.*`): its checkpoints load as they are.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from timm.layers import ClassifierHead
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._builder import load_pretrained
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from mmvttt.errors import OptionError
 
 from ..arguments import check_int
+from ..checkpoints.allow_list import YACS
 from ..checkpoints.authors import by_our_names
 from ..checkpoints.load import require_match
 from ..checkpoints.preparation import IMAGENET
@@ -348,6 +351,9 @@ def _entrypoint(name: str) -> Callable[..., nn.Module]:
     return build
 
 
+# For `checkpoint_path`, which timm reads itself: a yacs configuration in the authors' files is read
+# as plain data.
+torch.serialization.add_safe_globals([(OrderedDict, YACS)])
 # timm registers functions by name, and adds them to __all__.
 for _name in _MODELS:
     globals()[_name] = register_model(_entrypoint(_name))

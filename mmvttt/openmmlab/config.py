@@ -219,6 +219,19 @@ def named_entries(cfg: Config) -> Iterator[None]:
         Registry.build = original  # type: ignore[method-assign]
 
 
+@contextmanager
+def building(cfg: Config) -> Iterator[None]:
+    """Builds parts of a config in this context: checked, by its toolbox, one thread at a time."""
+    # Not imported with this module, which mmengine imports.
+    from mmengine.registry import init_default_scope
+
+    from .registry import BUILDING
+
+    with BUILDING, named_entries(cfg):
+        init_default_scope(cfg.get('default_scope') or 'mmengine')
+        yield
+
+
 def _parts(value: Any, key: str = '') -> Iterator[tuple[str, Mapping]]:
     """The dicts of a config with their dotted keys, the inner ones first."""
     for name, inner in value.items() if hasattr(value, 'items') else enumerate(value):

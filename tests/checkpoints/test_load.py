@@ -186,3 +186,20 @@ def test_a_file_of_another_depth_is_refused(
         with pytest.raises(CheckpointMismatchError, match='another size'):
             load_pretrained(target, tmp_path / 'a.pth')
         assert load_pretrained(source, tmp_path / 'a.pth').matched
+
+
+@pytest.mark.parametrize('whole', [True, False])
+def test_a_pyramid_from_a_classifier_warns_of_what_is_wrong_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, whole: bool
+) -> None:
+    """The norms of a detector's outputs are in no classifier's file."""
+    arch = dict(embed_dims=[16, 16, 16, 16], num_heads=[1, 1, 1, 1], depths=[1, 1, 1, 1])
+    weights = HViT3(arch, out_type='avg_featmap').state_dict()
+    if not whole:
+        weights.pop('stages.1.downsample.narrow.weight')
+    torch.save(weights, tmp_path / 'a.pth')
+    with caplog.at_level(logging.INFO):
+        report = load_pretrained(HViT3(arch), tmp_path / 'a.pth')
+    assert len(report.missing) == 8 + (not whole)
+    levels = {r.levelno for r in caplog.records if 'tensors matched' in r.getMessage()}
+    assert levels == {logging.INFO if whole else logging.WARNING}

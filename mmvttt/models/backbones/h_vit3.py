@@ -277,6 +277,10 @@ class HViT3(nn.Module):
                 module.eval().requires_grad_(False)
         return self
 
+    def optional_parameters(self) -> set[str]:
+        """Names of the parameters that the weights of a classifier lack: norms of the outputs."""
+        return {name for name, _ in self.named_parameters() if name.startswith('norms.')}
+
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Layer of a parameter, and number of layers, as `PlainBackbone.get_layer_depth`.
 

@@ -6,15 +6,13 @@ from typing import Any
 
 from mmengine.logging import MMLogger
 from mmengine.registry import MODELS as ROOT
-from mmengine.registry import init_default_scope
 from torch import Tensor, nn
 
 from mmvttt.errors import UsageError
 from mmvttt.named_model import NamedModel, built
 
-from ..config import load_config, named_entries
+from ..config import building, load_config
 from ..export.networks import samples_of
-from ..registry import BUILDING
 from ..reliability.weights import checkpoints_of
 from ..tasks import task_of
 
@@ -27,8 +25,7 @@ def of_config(
     described = cfg.model.copy()
     if 'data_preprocessor' in cfg:
         described.setdefault('data_preprocessor', cfg.data_preprocessor)
-    with BUILDING, named_entries(cfg):
-        init_default_scope(cfg.get('default_scope') or 'mmengine')
+    with building(cfg):
         model = built(lambda: ROOT.build(described), weightless)
     return NamedModel(Path(cfg.filename).stem, model, task_of(model).size, cfg, DenseForward)
 

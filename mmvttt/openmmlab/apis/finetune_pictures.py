@@ -11,10 +11,11 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
-from mmengine.registry import DATASETS, init_default_scope
+from mmengine.registry import DATASETS
 
 from mmvttt.pictures import open_image
 
+from ..config import building
 from ..data.images import spread
 from ..data.own_folder import OwnFolder
 from ..data.reading import Picture
@@ -97,8 +98,8 @@ def draw_results(
 
 def draw_data(data: OwnFolder, cfg: Any, path: Path) -> None:
     """Objects by class, size and place; training pictures as the pipeline makes them."""
-    init_default_scope(cfg.default_scope)
-    dataset: Any = DATASETS.build(cfg.train_dataloader.dataset)
+    with building(cfg):
+        dataset: Any = DATASETS.build(cfg.train_dataloader.dataset)
     pages = [
         _titled(_prepared(dataset[i], data.classes)) for i in spread([*range(len(dataset))], _SHOWN)
     ]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from mmengine.device import get_device
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
 from mmvttt.checkpoints.published import needs_download, published
@@ -26,7 +26,7 @@ from mmvttt.checkpoints.sources import find_source
 from mmvttt.errors import CheckpointError, UsageError
 from mmvttt.text import shown
 
-from ..config import load_config
+from ..config import building, load_config
 from ..data.own_folder import OwnFolder, as_plan, read_folder, write_lists
 from ..tasks import Start, picture_size, task_for, task_of
 from .finetune_config import BEST, CONFIG, SETTINGS, read_settings, write_config
@@ -249,10 +249,11 @@ def _measured(config: Path, enough: float) -> tuple[float, float]:
     with all that it allocates and compiles, is the last.
     """
     cfg, device = load_config(config), get_device()
-    init_default_scope(cfg.default_scope)
-    model = MODELS.build(cfg.model).to(device).train()
-    optimizer = build_optim_wrapper(model, cfg.optim_wrapper)
-    batches, seconds = iter(Runner.build_dataloader(cfg.train_dataloader, seed=0)), math.inf
+    with building(cfg):
+        model = MODELS.build(cfg.model).to(device).train()
+        optimizer = build_optim_wrapper(model, cfg.optim_wrapper)
+        batches = iter(Runner.build_dataloader(cfg.train_dataloader, seed=0))
+    seconds = math.inf
     for _ in range(2):
         if seconds <= enough:
             break

@@ -18,7 +18,7 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import MODELS, TRANSFORMS, init_default_scope
+from mmengine.registry import MODELS, TRANSFORMS
 from PIL import Image, ImageOps
 from torchvision.ops import batched_nms
 
@@ -31,11 +31,11 @@ from mmvttt.errors import DataError, UsageError
 from mmvttt.named_model import image_channels
 from mmvttt.pictures import open_picture
 
-from ..config import named_entries
+from ..config import building
 from ..data.dataset_config import DatasetConfig, datasets_of, preparation_of
 from ..engine.amp import half_type
 from ..export.file_model import FileModel, open_for
-from ..registry import BUILDING, type_name
+from ..registry import type_name
 from ..reliability.settings import warn_of_other_model
 from ..tasks import TASKS, Task, task_of
 from ..tasks.prediction import Boxes, Prediction
@@ -83,8 +83,7 @@ def open_model(
     dataset = {**tests[0].metainfo, **saved_dataset(opened.content)}
     pipeline = copy.deepcopy(list(given.get('pipeline') or ()))
     exported = None if file is None else open_for(file, [pipeline], amp)
-    with BUILDING, named_entries(config):
-        init_default_scope(scope)
+    with building(config):
         model = MODELS.build(model_config)
         predictor = Predictor(model, task, pipeline, dataset)
     require_whole(model, weights, opened.name)
