@@ -89,8 +89,8 @@ test-library:
 	$(LIBRARY)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(LIBRARY)/dist .
 	# uv links what the other environment has; without it, pip.
 	wheel="$$(echo $(LIBRARY)/dist/mmvttt-*.whl)[sd3,transformers,openvino,test]"; \
-		$(BIN)/uv pip install --quiet --python $(LIBRARY)/bin/python "$$wheel" peft || \
-		$(LIBRARY)/bin/python -m pip install --quiet --no-compile "$$wheel" peft
+		$(BIN)/uv pip install --quiet --python $(LIBRARY)/bin/python "$$wheel" peft scipy || \
+		$(LIBRARY)/bin/python -m pip install --quiet --no-compile "$$wheel" peft scipy
 	! $(LIBRARY)/bin/python -m pip list | grep -iE '^(onedl-)?mm(engine|cv|det|seg|pretrain)|opencv'
 	cd tests && OMP_NUM_THREADS=1 ../$(LIBRARY)/bin/python -m pytest -m "not stress" -n $(WORKERS) \
 		--maxprocesses 8 --dist loadfile $(TESTS)
