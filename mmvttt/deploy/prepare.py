@@ -16,6 +16,13 @@ from .cuda_graph import Replayed
 _DTYPES = {'bfloat16': torch.bfloat16, 'float16': torch.float16}
 
 
+def half_type() -> str:
+    """'bfloat16' if the device computes in it, else 'float16'."""
+    gpu = torch.cuda.is_available()
+    bf16 = not gpu or torch.cuda.is_bf16_supported(including_emulation=False)
+    return 'bfloat16' if bf16 else 'float16'
+
+
 class Autocast(nn.Module):
     """Runs a network of images in mixed precision, and returns its outputs in fp32."""
 

@@ -1,7 +1,16 @@
 """Data sets of mmvttt. No toolbox is needed to import or build them."""
 
-from .digit_images import DigitImages, TinyDigits
-from .digits import make_digits
-from .latents import CachedLatents, cache_latents
+from typing import Any
 
-__all__ = ['CachedLatents', 'DigitImages', 'TinyDigits', 'cache_latents', 'make_digits']
+from mmvttt.on_demand import OnDemand
+
+_NAMES = OnDemand(
+    __name__,
+    digit_images='DigitImages TinyDigits',
+    digits='make_digits',
+    latents='CachedLatents cache_latents',
+)
+
+
+def __getattr__(name: str) -> Any:
+    return _NAMES.attribute(name)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from mmengine import optim
+
+from mmvttt.deploy.prepare import half_type
 
 from ..registry import OPTIM_WRAPPERS
 
@@ -27,10 +28,3 @@ class AmpOptimWrapper(optim.AmpOptimWrapper):
         self, *, dtype: str | None = None, loss_scale: str | float | dict = 'dynamic', **kwargs: Any
     ) -> None:
         super().__init__(loss_scale=loss_scale, dtype=dtype or half_type(), **kwargs)
-
-
-def half_type() -> str:
-    """'bfloat16' if the device computes in it, else 'float16'."""
-    gpu = torch.cuda.is_available()
-    bf16 = not gpu or torch.cuda.is_bf16_supported(including_emulation=False)
-    return 'bfloat16' if bf16 else 'float16'
