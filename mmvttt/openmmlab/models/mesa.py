@@ -50,18 +50,8 @@ class MESAClassifier(ImageClassifier):
             {name: copy.deepcopy(part) for name, part in parts.items() if part is not None}
         )
         self.teacher.requires_grad_(False)
-        # Of weights without a teacher, student and teacher are one until a training begins.
-        self.is_one = False
         self.register_load_state_dict_pre_hook(
-            lambda module, weights, prefix, *_: module.before_loading(weights, prefix)
-        )
-
-    def before_loading(self, state_dict: dict[str, Tensor], prefix: str) -> None:
-        """Adds a teacher to weights that have none (see `adapt_weights`)."""
-        self.adapt_weights(state_dict, prefix)
-        self.is_one = all(
-            state_dict.get(f'{prefix}teacher.{name}') is state_dict.get(f'{prefix}{name}')
-            for name in self.teacher.state_dict()
+            lambda module, weights, prefix, *_: module.adapt_weights(weights, prefix)
         )
 
     def adapt_weights(self, state_dict: dict[str, Tensor], prefix: str = '') -> None:
@@ -75,7 +65,6 @@ class MESAClassifier(ImageClassifier):
         """Sets the mode of the student. The teacher always evaluates."""
         super().train(mode)
         self.teacher.eval()
-        self.is_one = self.is_one and not mode
         return self
 
     def loss(self, inputs: Tensor, data_samples: list[DataSample]) -> dict[str, Tensor]:
@@ -94,8 +83,11 @@ class MESAClassifier(ImageClassifier):
         """The student's predictions, with `evaluate_teacher` also `teacher_score` `(classes,)`."""
         samples = super().predict(inputs, data_samples, **kwargs)
         if self.evaluate_teacher:
-            scores = [sample.pred_score for sample in samples]
-            if not self.is_one:
+            student = self.state_dict()
+            # Weights without a teacher make one that is the student.
+            if all(torch.equal(x, student[n]) for n, x in self.teacher.state_dict().items()):
+                scores = [sample.pred_score for sample in samples]
+            else:
                 scores = [*self.teacher_scores(inputs).softmax(-1)]
             for sample, score in zip(samples, scores, strict=True):
                 sample.set_field(score, 'teacher_score')
