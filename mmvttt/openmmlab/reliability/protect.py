@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from .anomaly_hook import AnomalyHook
 from .checkpoint_hook import CheckpointHook
 from .exact_resume import make_exact
 from .fit import CompareOnLoad, WarnAtStart, require_weights
-from .resume import candidates, checkpoint_folder, choose_checkpoint
+from .resume import checkpoint_folder, choose_checkpoint
 from .run_lock import RunLock
 from .settings import require_same_training
 from .signals import end_workers
@@ -35,8 +34,6 @@ from .weights import FitHeads, locate_checkpoints
 
 # Errors of mmengine at entries of a checkpoint that are not a training's.
 _ODD_ENTRIES = ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError
-# Names of regular checkpoints.
-_REGULAR = re.compile(r'(epoch|iter)_\d+\.pth')
 
 
 @dataclass(frozen=True)
@@ -70,21 +67,12 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
     more = checkpoint_folder(cfg)
     lock = RunLock(cfg.work_dir, *more)
     try:
-        checkpoint = choose_checkpoint(cfg)
+        checkpoint = choose_checkpoint(cfg, *more)
         check_data(cfg, ('train', 'val'))
         locate_checkpoints(cfg)
     except Exception:
         lock.undo()
         raise
-    former = [p.name for p in candidates(cfg.work_dir, *more) if _REGULAR.fullmatch(p.name)]
-    if former and not cfg.get('resume'):
-        print_log(
-            f'{" and ".join([cfg.work_dir, *more])}: there are checkpoints of an earlier training '
-            f'({", ".join(former[:3])}); this one starts from the beginning, and '
-            'overwrites them; continue it with --resume, or give another --work-dir',
-            'current',
-            logging.WARNING,
-        )
     if not plain:
         add_protection(cfg)
     config = Path(cfg.work_dir, os.path.basename(cfg.filename or ''))

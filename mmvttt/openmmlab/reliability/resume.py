@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,14 @@ from .settings import require_same
 
 # Entry of the message hub that identifies a training; a resumed one keeps it.
 RUN_ID = 'run_id'
+# Names of regular checkpoints.
+_REGULAR = re.compile(r'(epoch|iter)_\d+\.pth')
 
 
-def choose_checkpoint(cfg: Config) -> str | None:
+def choose_checkpoint(cfg: Config, *more: str) -> str | None:
     """Chooses the checkpoint that a training resumes from, if its config has `resume`.
+
+    Without it, warns of checkpoints that the training will overwrite.
 
     Rank 0 looks for the newest checkpoint that is whole (see `latest_checkpoint`), or checks the
     one that the config names. Every other rank checks that it has the same file. Afterwards all
@@ -31,6 +36,7 @@ def choose_checkpoint(cfg: Config) -> str | None:
 
     Args:
         cfg: The config of a training that has not begun.
+        more: See `checkpoint_folder`.
 
     Raises:
         ResumeError: On all ranks: the named file is damaged or missing, or no file of the work
@@ -39,6 +45,15 @@ def choose_checkpoint(cfg: Config) -> str | None:
     """
     resume = cfg.get('resume')
     if not resume:
+        names = [p.name for p in candidates(cfg.work_dir, *more) if _REGULAR.fullmatch(p.name)]
+        if names:
+            print_log(
+                f'{" and ".join([cfg.work_dir, *more])}: there are checkpoints of an earlier '
+                f'training ({", ".join(names[:3])}); this one starts from the beginning, and '
+                'overwrites them; continue it with --resume, or give another --work-dir',
+                'current',
+                logging.WARNING,
+            )
         return None
     work_dir = os.path.abspath(cfg.work_dir)
     named = resume if isinstance(resume, str) else cfg.get('load_from')
@@ -47,7 +62,7 @@ def choose_checkpoint(cfg: Config) -> str | None:
     verdict: list[Any] = [None, None]
     if get_rank() == 0:
         try:
-            verdict[0] = _choose(work_dir, named, *checkpoint_folder(cfg))
+            verdict[0] = _choose(work_dir, named, *more)
         except ResumeError as error:
             verdict[1] = str(error)
     broadcast_object_list(verdict)
