@@ -21,7 +21,7 @@ from pycocotools.coco import COCO
 
 import mmvttt
 from mmvttt.errors import CheckpointMismatchError, DataError, UsageError
-from mmvttt.openmmlab.apis.predict import drawings, find_images, predict_files, write_table
+from mmvttt.openmmlab.apis.predict import drawings, find_images, predict_files
 from mmvttt.openmmlab.apis.predictor import Predictor, open_model
 from mmvttt.openmmlab.config import config_root
 from mmvttt.openmmlab.tasks import task_for
@@ -218,11 +218,12 @@ def test_a_table_has_its_columns_and_a_row_for_each_image(tmp_path: Path) -> Non
         boxes=np.zeros((0, 4)),
         masks=None,
     )
-    write_table([('a.jpg', empty), ('b.jpg', empty)], ['person'], tmp_path / 'a.csv')
+    pairs = [(Path(f'{x}.jpg'), tmp_path / f'{x}.png') for x in 'ab']
+    list(predict_files(Seen(empty, empty), pairs, save=tmp_path / 'a.csv'))
     lines = (tmp_path / 'a.csv').read_text().splitlines()
     assert lines == ['image,label,score,x1,y1,x2,y2', 'a.jpg,,,,,,', 'b.jpg,,,,,,']
     # Masks of one image do not make masks of another.
-    write_table([('a.jpg', prediction()), ('b.jpg', empty)], ['person', 'bus'], tmp_path / 'a.json')
+    list(predict_files(Seen(prediction(), empty), pairs, save=tmp_path / 'a.json'))
     annotations = json.loads((tmp_path / 'a.json').read_text())['annotations']
     assert [entry['image_id'] for entry in annotations] == [1, 1, 1]
 
@@ -247,16 +248,19 @@ def test_without_supervision_its_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 class Seen:
-    """Predicts the same for each image."""
+    """Predicts what it is given, then the same for each image."""
 
     classes = ('person', 'bus')
     task = task_for('boxes')
 
+    def __init__(self, *seen: Prediction) -> None:
+        self.seen = list(seen)
+
     def predict(self, image: object, score_thr: float, tiles: int | None) -> Prediction:
         return prediction()
 
-    def stream(self, images: Iterable, score_thr: float, batch: int | None) -> Iterator[Prediction]:
-        return (prediction() for _ in images)
+    def stream(self, images: Iterable, *options: object) -> Iterator[Prediction]:
+        return (self.seen.pop(0) if self.seen else prediction() for _ in images)
 
 
 def test_folders_patterns_and_videos_become_pictures_and_tables(

@@ -17,7 +17,7 @@ from mmvttt.deploy.runtime import OnnxFile, open_exported
 from mmvttt.errors import UsageError
 from mmvttt.openmmlab.apis import export
 from mmvttt.openmmlab.apis.export import _match, export_model, exportable, predictor
-from mmvttt.openmmlab.apis.predictor import open_model
+from mmvttt.openmmlab.apis.predictor import Predictor, open_model
 from mmvttt.openmmlab.export import file_model
 from mmvttt.openmmlab.export.networks import as_outputs, samples_of
 
@@ -133,6 +133,22 @@ class Eager(nn.Module):
         return [outputs] if isinstance(outputs, Tensor) else outputs
 
 
+def noise(height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 255, (height, width, 3)).astype(np.uint8)
+
+
+def same_boxes(cfg: Config, weights: Path, image: np.ndarray) -> Predictor:
+    """Checks that model and file see the same boxes; returns the predictor of the file."""
+    predictors = [open_model(cfg, weights, file=file) for file in (None, 'f')]
+    model, file = (
+        sorted((r['label'], *(round(r[k]) for k in ('x1', 'y1', 'x2', 'y2'))) for r in p.rows())
+        for p in (predictor.predict(image, 0.0) for predictor in predictors)
+    )
+    assert len(model) >= 5
+    assert model == file
+    return predictors[1]
+
+
 def test_a_file_predicts_in_place_of_a_detector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,19 +159,10 @@ def test_a_file_predicts_in_place_of_a_detector(
     model = save_random(cfg, tmp_path / 'w.pth', 'abc')
     file = Eager(predictor(model), SIZE)
     monkeypatch.setattr(file_model, 'open_exported', lambda *_: file)
-    rng = np.random.default_rng(0)
     # Twice the size of the file, so that nothing is padded and both see the same pixels.
-    image = rng.integers(0, 255, (192, 256, 3)).astype(np.uint8)
-    predictors = [open_model(cfg, tmp_path / 'w.pth', file=f) for f in (None, 'f')]
-    rows = [
-        sorted((r['label'], *(round(r[k]) for k in ('x1', 'y1', 'x2', 'y2'))) for r in p.rows())
-        for p in (predictor.predict(image, 0.0) for predictor in predictors)
-    ]
-    assert len(rows[0]) >= 5
-    assert rows[0] == rows[1]
+    by_file = same_boxes(cfg, tmp_path / 'w.pth', image := noise(192, 256))
     # A portrait is padded with zeros, and its boxes stay within the photograph.
-    tall = cv2.resize(image, (120, 240))
-    prediction = predictors[1].predict(tall, 0.0)
+    prediction = by_file.predict(cv2.resize(image, (120, 240)), 0.0)
     boxes, masks = prediction.boxes, prediction.masks
     assert masks.shape == (len(boxes), 240, 120)
     assert boxes[:, 0::2].max() <= 120.01
@@ -194,7 +201,7 @@ def classifier() -> Config:
 def described(cfg: Config, make: Any, size: tuple[int, int] | None, folder: Path) -> list[dict]:
     """Names and shares or scores, as the model says them and as a file of `make` does."""
     model = save_random(cfg, folder / 'w.pth', 'abcd')
-    image = np.random.default_rng(0).integers(0, 255, (192, 256, 3)).astype(np.uint8)
+    image = noise(192, 256)
     said = []
     for path in (None, 'file.onnx'):
         with pytest.MonkeyPatch.context() as patch:
@@ -307,15 +314,7 @@ def test_a_file_of_another_size_than_the_padding_predicts_as_the_model(
     file = Eager(written['network'], SIZE)
     file.notes = {key: written[key] for key in ('picture_size', 'classes')}
     monkeypatch.setattr(file_model, 'open_exported', lambda *_: file)
-    image = np.random.default_rng(0).integers(0, 255, (180, 240, 3)).astype(np.uint8)
-    rows = [
-        sorted((r['label'], *(round(r[k]) for k in ('x1', 'y1', 'x2', 'y2'))) for r in p.rows())
-        for p in (
-            open_model(cfg, tmp_path / 'w.pth', file=f).predict(image, 0.0) for f in (None, 'f')
-        )
-    ]
-    assert len(rows[0]) >= 5
-    assert rows[0] == rows[1]
+    same_boxes(cfg, tmp_path / 'w.pth', noise(180, 240))
     # Halves are rounded up: 45 of 90 becomes 23 of 45.
     resized = file_model.ResizeInto(dict(type='mmdet.Resize'), (90, 45))(
         dict(img=np.zeros((91, 90, 3), np.uint8))

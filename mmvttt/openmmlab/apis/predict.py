@@ -9,9 +9,9 @@ import os
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -79,7 +79,8 @@ def drawings(images: Sequence[Path], out: str | os.PathLike[str]) -> list[tuple[
         if file in pairs or file.resolve() in taken:
             raise UsageError(
                 f'the drawing of {os.fspath(image)!r} would be written over {os.fspath(file)!r}: '
-                'give another --out, or one image of a name at a time'
+                'give another folder, or one image of a name at a time',
+                'out',
             )
         pairs[file] = image
     return [(image, file) for file, image in pairs.items()]
@@ -105,11 +106,15 @@ def predict_files(
         batch: See `Predictor.stream`.
     """
     if save is not None and Path(save).suffix == '.json' and predictor.task.format != 'COCO':
-        raise UsageError("--save FILE.json is COCO's, for detectors: give a .csv")
+        raise UsageError(
+            f"save={os.fspath(save)!r} would be COCO's, for detectors: give a .csv", 'save'
+        )
     photos = [image for image, _ in images if image.suffix.lower() not in VIDEOS]
-    predictions = _predictions(predictor, photos, score_thr, tiles, batch)
+    predictions: Iterator[Prediction] = iter(())
+    if photos:
+        predictions = predictor.stream(photos, score_thr, batch, tiles)
     with (
-        nullcontext(_drop) if save is None else _table(predictor.classes, save) as add,
+        _table(predictor.classes, save) as add,
         ThreadPoolExecutor(_WRITERS) as pool,
     ):
 
@@ -135,19 +140,6 @@ def predict_files(
             yield from (done() for done in waiting)
             raise
         yield from (done() for done in waiting)
-
-
-def _predictions(
-    predictor: Predictor,
-    images: Iterable[Any],
-    score_thr: float,
-    tiles: int | None,
-    batch: int | None,
-) -> Iterator[Prediction]:
-    if tiles is None:
-        yield from predictor.stream(images, score_thr, batch)
-    else:
-        yield from (predictor.predict(image, score_thr, tiles) for image in images)
 
 
 def _frames(video: Path) -> Iterator[np.ndarray]:
@@ -193,28 +185,16 @@ def _draw_video(video: Path, file: Path, predictions: Iterator[Prediction], add:
 Add = Callable[[str, Prediction], None]
 
 
-def _drop(name: str, prediction: Prediction) -> None:
-    """Without --save nothing is kept."""
-
-
-def write_table(
-    predictions: Iterable[tuple[str, Prediction]],
-    classes: Sequence[str],
-    path: str | os.PathLike[str],
-) -> None:
-    """Writes predictions, given with the names of their images, see `predict_files`."""
-    with _table(classes, path) as add:
-        for name, prediction in predictions:
-            add(name, prediction)
-
-
 @contextmanager
-def _table(classes: Sequence[str], path: str | os.PathLike[str]) -> Iterator[Add]:
-    """Yields a function that writes the predictions of a file, which is there at the end.
+def _table(classes: Sequence[str], path: str | os.PathLike[str] | None) -> Iterator[Add]:
+    """Yields a function that writes the predictions for a file, to a table that exists at the end.
 
     Of an image without a box a .csv has a row without numbers. A .json is written at the end; only
-    entries and encoded masks are kept until then.
+    entries and encoded masks stay in memory until then.
     """
+    if path is None:
+        yield lambda name, prediction: None
+        return
     if Path(path).suffix == '.json':
         pictures: list[tuple[dict, list[dict]]] = []
         yield lambda name, prediction: pictures.append(_coco_picture(name, prediction))

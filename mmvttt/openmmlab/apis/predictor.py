@@ -26,14 +26,13 @@ from mmvttt.arguments import check_part
 from mmvttt.checkpoints.load import adapted, require_whole
 from mmvttt.checkpoints.preparation import warn_of_other_images
 from mmvttt.checkpoints.read import open_checkpoint, saved_dataset
-from mmvttt.deploy.prepare import prepare
+from mmvttt.deploy.prepare import half_type, prepare
 from mmvttt.errors import DataError, UsageError
 from mmvttt.named_model import image_channels
 from mmvttt.pictures import open_picture
 
 from ..config import building
 from ..data.dataset_config import DatasetConfig, datasets_of, preparation_of
-from ..engine.amp import half_type
 from ..export.file_model import FileModel, open_for
 from ..registry import type_name
 from ..reliability.settings import warn_of_other_model
@@ -159,18 +158,17 @@ class Predictor:
             ImageError: An image file cannot be read.
             UsageError: An array is not an image for this model.
         """
-        if isinstance(images, list | tuple) and tiles is None:
-            return list(self.stream(images, score_thr))
         if isinstance(images, list | tuple):
-            return [self.predict(image, score_thr, tiles) for image in images]
-        check_part('score_thr', score_thr)
-        results = self._read(images)
-        if tiles is not None:
-            return self._in_tiles(results['img'], score_thr, tiles)
-        return self._run([self._prepared(results)], score_thr)[0]
+            return [*self.stream(images, score_thr, tiles=tiles)]
+        (prediction,) = self.stream([images], score_thr, tiles=tiles)
+        return prediction
 
     def stream(
-        self, images: Iterable[Photo], score_thr: float = 0.5, batch: int | None = None
+        self,
+        images: Iterable[Photo],
+        score_thr: float = 0.5,
+        batch: int | None = None,
+        tiles: int | None = None,
     ) -> Iterator[Prediction]:
         """Yields the predictions for images in their order; reads ahead, in constant memory.
 
@@ -179,21 +177,24 @@ class Predictor:
             score_thr: See `predict`.
             batch: Most images that run together; they have one size, so that none is padded for
                 another. Default: 8 on a GPU, else 1.
+            tiles: See `predict`.
 
         Raises:
             ImageError, UsageError: See `predict`; after the predictions for the images before.
         """
         check_part('score_thr', score_thr)
-        batch = batch or (8 if self._on_gpu() else 1)
+        if tiles is not None and not self.task.merges_tiles:
+            raise UsageError('tiles are for detectors: label maps and classes are not merged')
+        batch = batch or (8 if any(p.is_cuda for p in self.model.parameters()) else 1)
         with ThreadPoolExecutor(_READERS) as pool:
+            if tiles is not None:
+                for results in ahead(pool, self._read, images, _READERS):
+                    yield self._in_tiles(results['img'], score_thr, batch, tiles)
+                return
             prepared = ahead(
                 pool, lambda x: self._prepared(self._read(x)), images, batch + _READERS
             )
-            for group in _groups(prepared, batch):
-                yield from self._run(group, score_thr)
-
-    def _on_gpu(self) -> bool:
-        return any(parameter.is_cuda for parameter in self.model.parameters())
+            yield from self._run(prepared, batch, score_thr)
 
     def _prepared(self, results: dict[str, Any]) -> tuple[np.ndarray, Any]:
         """An image that has been read, as it is shown and as the model takes it."""
@@ -207,25 +208,26 @@ class Predictor:
                 'resized for this model: cut it into pieces that are less narrow'
             ) from error
 
-    def _run(self, group: Sequence[tuple[np.ndarray, Any]], score_thr: float) -> list[Prediction]:
-        """The predictions for prepared images of one size."""
-        with torch.no_grad():
-            samples = self.model.test_step(pseudo_collate([inputs for _, inputs in group]))
+    def _run(
+        self, prepared: Iterable[tuple[np.ndarray, Any]], batch: int, score_thr: float
+    ) -> Iterator[Prediction]:
+        """The predictions for prepared images."""
         options = self.classes, score_thr, self.palette
-        return [
-            self.task.predicted(sample.cpu(), shown, *options)
-            for sample, (shown, _) in zip(samples, group, strict=True)
-        ]
+        for group in _groups(prepared, batch):
+            # Not around the yield: the caller of the generator has a mode of its own.
+            with torch.no_grad():
+                samples = self.model.test_step(pseudo_collate([inputs for _, inputs in group]))
+            for sample, (shown, _) in zip(samples, group, strict=True):
+                yield self.task.predicted(sample.cpu(), shown, *options)
 
-    def _in_tiles(self, pixels: np.ndarray, score_thr: float, side: int) -> Boxes:
-        """The boxes in overlapping tiles of an image as it was read, without those found twice."""
-        if not self.task.merges_tiles:
-            raise UsageError('tiles are for detectors: label maps and classes are not merged')
+    def _in_tiles(self, pixels: np.ndarray, score_thr: float, batch: int, side: int) -> Boxes:
+        """The boxes in overlapping tiles of an image as it was read, each object once."""
         height, width = pixels.shape[:2]
+        corners = [*product(_starts(height, side), _starts(width, side))]
+        tiles = (np.ascontiguousarray(pixels[y : y + side, x : x + side]) for y, x in corners)
+        prepared = (self._prepared(_as_read(tile)) for tile in tiles)
         parts: list[tuple[Any, ...]] = []
-        for y, x in product(_starts(height, side), _starts(width, side)):
-            tile = np.ascontiguousarray(pixels[y : y + side, x : x + side])
-            (p,) = self._run([self._prepared(_as_read(tile))], score_thr)
+        for (y, x), p in zip(corners, self._run(prepared, batch, score_thr), strict=True):
             assert isinstance(p, Boxes)
             masks = None
             if p.masks is not None:

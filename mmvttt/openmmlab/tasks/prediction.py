@@ -133,19 +133,46 @@ class Boxes(Prediction):
         return np.asarray(pen.picture)
 
 
+class _Ranked(Prediction):
+    """Numbers of classes, the largest first."""
+
+    digits: ClassVar[str]
+
+    def __repr__(self) -> str:
+        return '; '.join(f'{self.classes[i]} {x:{self.digits}}' for i, x in self._ranked())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each class."""
+        return [
+            dict(zip(self.columns, (self.classes[i], float(x)), strict=True))
+            for i, x in self._ranked()
+        ]
+
+    def draw(self) -> np.ndarray:
+        """The picture with the names of the first classes: `(H, W, 3)`, uint8, RGB."""
+        colours = self.colours()
+        pen = _Pen(self._painted(colours))
+        for row, (i, x) in enumerate(self._ranked()[:_TOP], 1):
+            pen.write(0, row * 1.4 * pen.size, f'{self.classes[i]} {x:.0%}', colours[i])
+        return np.asarray(pen.picture)
+
+    def _painted(self, colours: np.ndarray) -> np.ndarray:
+        return self.image
+
+    def _ranked(self) -> list[tuple[int, float]]:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, repr=False)
-class LabelMap(Prediction):
-    """What a segmentor sees: `labels`, indices into `classes` `(H, W)`."""
+class LabelMap(_Ranked):
+    """What a segmentor sees: `labels`, indices into `classes` `(H, W)`.
+
+    Words, rows and pictures have the shares of the image in [0, 1].
+    """
 
     labels: np.ndarray
     columns: ClassVar[tuple[str, ...]] = ('label', 'share')
-
-    def __repr__(self) -> str:
-        return '; '.join(f'{self.classes[i]} {share:.1%}' for i, share in self._shares())
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each class that is there, with its share of the image in [0, 1]."""
-        return [dict(label=self.classes[i], share=float(share)) for i, share in self._shares()]
+    digits = '.1%'
 
     def to_supervision(self) -> Any:
         """supervision's `Detections`, one for each class that is there."""
@@ -154,44 +181,28 @@ class LabelMap(Prediction):
         boxes = require('supervision').mask_to_xyxy(masks)
         return _detections(self.classes, labels, boxes, masks)
 
-    def draw(self) -> np.ndarray:
-        """The picture in the colours and with the names of its classes: `(H, W, 3)`, uint8, RGB."""
-        colours = self.colours()
-        pen = _Pen(0.5 * self.image.astype(np.float32) + 0.5 * colours[self.labels])
-        pen.list([(self.classes[i], share, colours[i]) for i, share in self._shares()[:_TOP]])
-        return np.asarray(pen.picture)
+    def _painted(self, colours: np.ndarray) -> np.ndarray:
+        return 0.5 * self.image.astype(np.float32) + 0.5 * colours[self.labels]
 
-    def _shares(self) -> list[tuple[int, float]]:
+    def _ranked(self) -> list[tuple[int, float]]:
         shares = np.bincount(self.labels.ravel(), minlength=len(self.classes)) / self.labels.size
         return [(i, shares[i]) for i in np.argsort(-shares) if shares[i]]
 
 
 @dataclass(frozen=True, repr=False)
-class Classes(Prediction):
+class Classes(_Ranked):
     """What a classifier sees: `scores` of all classes `(C,)`. Words, rows, pictures have five."""
 
     scores: np.ndarray
-
-    def __repr__(self) -> str:
-        return '; '.join(f'{self.classes[i]} {self.scores[i]:.3f}' for i in self._best())
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each of the likeliest classes."""
-        return [dict(label=self.classes[i], score=float(self.scores[i])) for i in self._best()]
+    digits = '.3f'
 
     def to_supervision(self) -> Any:
         """supervision's `Classifications`."""
         order = np.argsort(-self.scores)
         return require('supervision').Classifications(order, confidence=self.scores[order])
 
-    def draw(self) -> np.ndarray:
-        """The picture with the names of the likeliest classes: `(H, W, 3)`, uint8, RGB."""
-        pen, colours = _Pen(self.image), self.colours()
-        pen.list([(self.classes[i], self.scores[i], colours[i]) for i in self._best()])
-        return np.asarray(pen.picture)
-
-    def _best(self) -> np.ndarray:
-        return np.argsort(-self.scores)[:_TOP]
+    def _ranked(self) -> list[tuple[int, float]]:
+        return [(i, self.scores[i]) for i in np.argsort(-self.scores)[:_TOP]]
 
 
 class _Pen:
@@ -210,11 +221,6 @@ class _Pen:
         self.draw.rectangle(self.draw.textbbox((x, y), text, font, 'lb'), tuple(colour))
         bright = np.dot(colour, (0.3, 0.6, 0.1)) > 140
         self.draw.text((x, y), text, 'black' if bright else 'white', font, 'lb')
-
-    def list(self, lines: Sequence[tuple[str, float, Sequence[int]]]) -> None:
-        """Writes names with their shares, in their colours, one below the other."""
-        for row, (name, share, colour) in enumerate(lines, 1):
-            self.write(0, row * 1.4 * self.size, f'{name} {share:.0%}', colour)
 
 
 def _detections(
