@@ -123,7 +123,6 @@ def _counted(least: int, text: str) -> int:
     return number
 
 
-# Integers, of 1 or more and of 0 or more.
 def duration(text: str) -> float:
     """A positive number."""
     try:
@@ -135,6 +134,7 @@ def duration(text: str) -> float:
     return number
 
 
+# Integers, of 1 or more and of 0 or more.
 positive, not_negative = partial(_counted, 1), partial(_counted, 0)
 
 

@@ -44,12 +44,14 @@ class NamedModel:
 
     @property
     def notes(self) -> dict[str, str]:
-        """How images of 0 to 255 are prepared, and the classes of timm's weights, as JSON."""
+        """How images of 0 to 255 are prepared, and the classes where they have names, as JSON."""
         if self.config is not None:
             model, top = self.config.model, self.config.get('data_preprocessor')
             preprocessor = model.get('data_preprocessor') or top or {}
             keys = {'mean', 'std', *preprocessor} & {*OPTIONS, 'pad_size_divisor'}
             notes = {key: preprocessor.get(key) for key in sorted(keys)}
+            about = _tested(self.config).get('metainfo') or {}
+            notes |= {key: about[key] for key in ('classes', 'palette') if about.get(key)}
         else:
             timms = _of_timm(self.model)
             notes = {k: [round(255 * x, 3) for x in getattr(timms, k)] for k in ('mean', 'std')}
@@ -81,6 +83,14 @@ class NamedModel:
         inputs = preprocessor(dict(inputs=[pixels], data_samples=None))['inputs'][0]
         # Without what fills it up to a multiple.
         return inputs[:, : picture.shape[1], : picture.shape[2]].float()
+
+
+def _tested(config: Any) -> Any:
+    """The config of a test data set inside of its wrappers."""
+    data = (config.get('test_dataloader') or {}).get('dataset') or {}
+    while inner := data.get('dataset') or data.get('datasets'):
+        data = inner[0] if isinstance(inner, list | tuple) else inner
+    return data
 
 
 def _of_timm(model: nn.Module) -> Preparation:

@@ -104,7 +104,7 @@ def write_model(
         lacking = [*report.mismatched, *report.missing]
         parts = getattr(network, 'prefixes', '')
         require_none_lacking([n for n in lacking if n.startswith(parts)], named.model, source)
-    published = f' (published: --checkpoint {SCHEME}{named.name})' * (named.name in PUBLISHED)
+    published = f' (published: {SCHEME}{named.name})' * (named.name in PUBLISHED)
     print(f'{named.name}: weights of {source}' if source else f'random weights{published}')
     height, width = size or named.size
     channels = image_channels(network)

@@ -68,7 +68,8 @@ def load_config(
     if launcher == 'none' and 'TORCHELASTIC_RUN_ID' in os.environ and processes > 1:
         raise UsageError(
             f'started by torchrun, {processes} processes (WORLD_SIZE) that would each do the same: '
-            'add --launcher pytorch, or start one process without torchrun'
+            "give launcher='pytorch', or start one process without torchrun",
+            'launcher',
         )
     path = find_config(config)
     if path is None or not path.is_file():
@@ -171,13 +172,15 @@ def _check_keys(cfg: Config, options: Iterable[str]) -> None:
             continue
         if first in cfg:
             raise UsageError(
-                f'--cfg-options {option}: {first} is a variable of the config file, which was '
-                'copied when the file was read; set the copies that are used, in model, '
-                'train_dataloader, val_dataloader, …'
+                f'{option}: {first} is a variable of the config file, which was copied when the '
+                'file was read; set the copies that are used, in model, train_dataloader, '
+                'val_dataloader, …',
+                'cfg_options',
             )
         raise UsageError(
-            f'--cfg-options {option}: nothing reads {first!r}{suggest(first, names)}; a config has '
-            f'{", ".join(names)}'
+            f'{option}: nothing reads {first!r}{suggest(first, names)}; a config has '
+            f'{", ".join(names)}',
+            'cfg_options',
         )
 
 

@@ -24,7 +24,8 @@ class OwnRegistry(root.Registry):
     def __init__(
         self, name: str, parent: root.Registry | None, *modules: str, **on_demand: str
     ) -> None:
-        locations = [f'{__package__}.{module}' for module in modules]
+        # Of a registry without modules mmengine warns.
+        locations = [f'{__package__}.{module}' for module in modules or ('registry',)]
         super().__init__(name, parent=parent, scope='mmvttt', locations=locations)
         self.on_demand = on_demand
 

@@ -264,7 +264,7 @@ def test_options_that_do_not_fit_the_config(tmp_path: Path) -> None:
     empty = dict(default_scope='mmdet', default_hooks=dict(), model=dict())
     (file := tmp_path / 'file').touch()
     for call in (
-        lambda: enable_tta(load_config('vittt_digits'), task_for('classes')),
+        lambda: enable_tta(load_config('vittt_digits'), task_for('classes'), []),
         lambda: show_predictions(Config(empty), 'a', task_for('boxes')),
         lambda: evaluate('vittt_digits', 'a.pth', tta=True, show_dir='a'),
         lambda: _dump(task_for('boxes'), 'a.json'),

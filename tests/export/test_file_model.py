@@ -58,7 +58,9 @@ def test_a_file_is_evaluated(
     line = ('cifar10_vittt_nano', 'mmvttt://cifar10_vittt_nano', '--work-dir', tmp_path / 'run')
     out = tools('test.py', *line, '--onnx', cat_file)
     assert 'accuracy/top1: 18.1818' in out
-    assert 'leave out --tta' in tools.error('test.py', *line, '--onnx', cat_file, '--tta')
+    assert 'leave tta and cuda_graph out (--tta, --cuda-graph)' in tools.error(
+        'test.py', *line, '--onnx', cat_file, '--tta'
+    )
     said = tools.error('test.py', *line, '--onnx', cat_file, '--amp')
     assert 'not in bfloat16: leave precision out (--amp, --dtype)' in said
 

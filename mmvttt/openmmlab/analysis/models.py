@@ -90,7 +90,8 @@ class DenseForward(nn.Module):
         if any(isinstance(head, nn.ModuleList) for head in heads.values()):
             raise UsageError(
                 f'{type(roi).__name__} has a cascade of heads, whose work depends on the image: '
-                'look at its backbone alone (--backbone)'
+                'look at its backbone alone',
+                'backbone',
             )
         outs = [model.rpn_head(features)] if model.with_rpn else []
         if getattr(model, 'semantic_head', None) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,14 +14,13 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mmvttt.checkpoints.read import read_content
-from mmvttt.deploy.prepare import prepare
+from mmvttt.deploy.prepare import half_type, prepare
 from mmvttt.errors import UsageError
 from mmvttt.outputs import check_new_file
 
 from ..config import load_config
 from ..data.annotations import check_data
-from ..data.dataset_config import datasets_of
-from ..engine.amp import half_type
+from ..data.dataset_config import DatasetConfig, datasets_of
 from ..export.file_model import FileModel, open_for
 from ..registry import type_name
 from ..reliability.fit import require_weights
@@ -69,11 +68,16 @@ def evaluate(
         CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
     """
     if file is not None and (tta or cuda_graph):
-        raise UsageError('a file predicts as it was exported: leave out --tta and --cuda-graph')
+        raise UsageError(
+            'a file predicts as it was exported: leave tta and cuda_graph out', 'tta', 'cuda_graph'
+        )
     cfg = load_config(config, needed=_NEEDED, **config_args)
     task = task_of(cfg)
     if tta and show_dir is not None and not task.draws_merged:
-        raise UsageError(f'{task.toolbox} cannot draw merged predictions: omit --tta or --show-dir')
+        raise UsageError(
+            f'{task.toolbox} cannot draw merged predictions: leave tta or show_dir out',
+            *('tta', 'show_dir'),
+        )
     source = existing(checkpoint)
     cfg.load_from, cfg.resume = source, False
     if type_name(cfg.get('runner_type')).rpartition('.')[2] == 'FlexibleRunner':
@@ -82,14 +86,14 @@ def evaluate(
     if show_dir is not None:
         show_predictions(cfg, show_dir, task)
     metrics = [] if out is None else [_dump(task, out)]
+    sets = [data for data in datasets_of(cfg) if data.split == 'test']
     if tta:
-        enable_tta(cfg, task)
+        enable_tta(cfg, task, sets)
     dtype = half_type() if amp else None
     make: Callable[[Any], nn.Module]
     make = partial(prepare, part='backbone', dtype=dtype, cuda_graph=cuda_graph)
     if file is not None:
-        sets = [d.config for d in datasets_of(cfg) if d.split == 'test' and not d.metric]
-        exported = open_for(file, [data['pipeline'] for data in sets], amp)
+        exported = open_for(file, [d.config['pipeline'] for d in sets if not d.metric], amp)
         make = partial(FileModel, file=exported, task=task)
     check_data(cfg, ('test',))
     runner, content = build_runner(cfg), read_content(source)
@@ -113,24 +117,26 @@ class _TestOther(Hook):
         setattr(parent, 'model' if parent is runner else 'module', self.make(model))
 
 
-def enable_tta(cfg: Config, task: Task) -> None:
+def enable_tta(cfg: Config, task: Task, sets: Sequence[DatasetConfig]) -> None:
     """Makes a config merge the predictions for versions of an image (test-time augmentation).
 
     Its `tta_pipeline` makes the versions and its `tta_model` merges them, of detectors only boxes.
+    `sets` are its test data sets and their metrics.
     """
     missing = [key for key in ('tta_model', 'tta_pipeline') if key not in cfg]
     if missing:
         raise UsageError(
-            f"--tta: the config has no {' and '.join(missing)}, as mmengine's tta_model = "
+            f"the config has no {' and '.join(missing)}, as mmengine's tta_model = "
             "dict(type='mmvttt.BoxTTAModel', …) and tta_pipeline = […, dict(type='TestTimeAug', "
-            '…)]; add them, or leave --tta out'
+            '…)]; add them, or leave tta out',
+            'tta',
         )
-    for data in datasets_of(cfg):
+    for data in sets:
         config: Any = data.config
-        if data.split == 'test' and not data.metric:
+        if not data.metric:
             config['pipeline'] = cfg.tta_pipeline
-        elif data.split == 'test' and (merged := task.merge_metric(config)):
-            print_log(f'--tta merges {merged}', 'current')
+        elif merged := task.merge_metric(config):
+            print_log(f'test-time augmentation merges {merged}', 'current')
     if cfg.get('data_preprocessor') is not None:
         cfg.model.setdefault('data_preprocessor', cfg.pop('data_preprocessor'))
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
@@ -141,8 +147,9 @@ def show_predictions(cfg: Config, folder: str, task: Task) -> None:
     hook = (cfg.get('default_hooks') or {}).get('visualization')
     if hook is None:
         raise UsageError(
-            '--show-dir needs default_hooks.visualization, which the config lacks; add the '
-            "toolbox's, e.g. dict(type='DetVisualizationHook')"
+            'show_dir needs default_hooks.visualization, which the config lacks; add the '
+            "toolbox's, e.g. dict(type='DetVisualizationHook')",
+            'show_dir',
         )
     task.show(cfg, hook, folder)
     if cfg.get('visualizer') is not None:
@@ -153,5 +160,5 @@ def show_predictions(cfg: Config, folder: str, task: Task) -> None:
 def _dump(task: Task, out: str) -> Any:
     check_new_file(out)
     if not out.endswith(('.pkl', '.pickle')):
-        raise UsageError(f'--out {out!r} must end in .pkl or .pickle: predictions are pickled')
+        raise UsageError(f'out={out!r} must end in .pkl or .pickle, as it is pickled', 'out')
     return task.dump(out)

@@ -69,8 +69,9 @@ def export_model(
     """
     if require_format(out) == '.pt2' and predictions:
         raise UsageError(
-            '--predictions are written as ONNX or for OpenVINO: give an --out that ends in .onnx '
-            'or .xml'
+            'predictions are written as ONNX or for OpenVINO: give an out that ends in .onnx or '
+            '.xml',
+            'out',
         )
     network: Any = predictor(model.model) if predictions else exportable(model.model)
     picture, names = _pictures(model, size)
@@ -122,7 +123,7 @@ def _match(expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[str, 
     (dets, labels, *masks), (dets2, labels2, *masks2) = expected, outputs
     total = max(len(dets), len(dets2))
     if total == 0:
-        return 'no boxes to compare; --images gives photographs that have some', 0.0, True
+        return 'no boxes to compare: give images, photographs that have some', 0.0, True
     apart = (dets[:, None, :4] - dets2[:, :4]).abs().amax(-1)
     scores = (dets[:, None, 4] - dets2[:, 4]).abs()
     same = (labels[:, None] == labels2) & (apart < _PIXELS) & (scores < _SCORE)

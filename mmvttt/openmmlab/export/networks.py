@@ -58,7 +58,8 @@ def logits_of_segmentor(model: Any) -> Part:
     if isinstance(head, nn.ModuleList) or sum(p.default is p.empty for p in parameters) > 1:
         raise UsageError(
             f'the logits of {type(head).__name__} depend on more than features, so they cannot be '
-            'exported; --predictions writes the label map'
+            'exported; predictions=True writes the label map',
+            'predictions',
         )
     return Part(model, 'decode_head')
 
@@ -84,8 +85,9 @@ class Labels(nn.Module):
         self.model = model
         if model.out_channels == 1:
             raise UsageError(
-                'a binary segmentor has one map and a threshold: export its logits (leave out '
-                '--predictions)'
+                'a binary segmentor has one map and a threshold: export its logits, and leave '
+                'predictions out',
+                'predictions',
             )
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,14 +130,16 @@ class Detections(nn.Module):
                 if cfg.get('type') != 'nms' or not set(cfg) <= _NMS:
                     raise UsageError(
                         f'{dict(cfg)} cannot be written, nms with {", ".join(sorted(_NMS))} can: '
-                        'change test_cfg, or leave out --predictions'
+                        'change test_cfg, or leave predictions out',
+                        'predictions',
                     )
             self.predict, masks = self._predict_two_stages, roi.with_mask
         else:
             raise UsageError(
                 f'predictions of {type(model).__name__} cannot be written: two-stage detectors '
-                "with one box head and detectors of DETR's kind can; leave out --predictions for "
-                'its maps'
+                "with one box head and detectors of DETR's kind can; leave predictions out for its "
+                'maps',
+                'predictions',
             )
         self.names = ('dets', 'labels', 'masks') if masks else ('dets', 'labels')
 

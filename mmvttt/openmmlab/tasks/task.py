@@ -116,7 +116,7 @@ class Task:
 
     def show(self, cfg: Any, hook: Any, folder: str) -> None:
         """Makes a config's visualization hook draw every test image into a folder."""
-        raise UsageError('--show-dir: nothing is drawn of this model; leave it out')
+        raise UsageError('nothing is drawn of this model: leave show_dir out', 'show_dir')
 
     def dump(self, out: str) -> Any:
         """The metric that pickles all predictions into a file."""
@@ -139,8 +139,9 @@ class Task:
             UsageError: They cannot be written.
         """
         raise UsageError(
-            f'--predictions are for detectors and segmentors, and this is {type(model).__name__}: '
-            "leave it out; a classifier's scores are the softmax of its logits"
+            f'predictions are for detectors and segmentors, and this is {type(model).__name__}: '
+            "leave them out; a classifier's scores are the softmax of its logits",
+            'predictions',
         )
 
     def by_file(self, model: Any, file: Any, images: Any, samples: Sequence[Any]) -> list[Any]:
