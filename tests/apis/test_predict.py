@@ -14,6 +14,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from mmcv.transforms import BaseTransform
 from mmengine.config import Config
 from mmengine.structures import InstanceData
 from PIL import Image
@@ -150,6 +151,16 @@ def test_a_detector_s_boxes_for_a_file_an_image_and_pixels(
     monkeypatch.setattr('mmcv.imfrombytes', lambda *_, **__: None)
     with pytest.raises(UsageError, match='OpenCV'):
         predictor.predict(image)
+
+
+def test_a_transform_of_one_s_own_stays_whatever_its_name() -> None:
+    class LoadNothing(BaseTransform):
+        def transform(self, results: dict) -> dict:
+            return dict(results, seen=True)
+
+    steps = [dict(type='LoadImageFromFile'), dict(type=LoadNothing), dict(type='LoadAnnotations')]
+    predictor = Predictor(torch.nn.Identity(), task_for('boxes'), steps, dict(classes=('a',)))
+    assert [type(step) for step in predictor.pipeline.transforms] == [LoadNothing]
 
 
 def prediction() -> Prediction:

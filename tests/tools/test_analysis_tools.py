@@ -1,14 +1,12 @@
 """The command lines of the tools that look at models: help with an example, and one real call."""
 
 import csv
-import mimetypes
 import re
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
-import pytest
 
 
 def test_get_flops(tools: Any) -> None:
@@ -72,9 +70,3 @@ def test_image_demo(tools: Any, tmp_path: Path) -> None:
     assert re.search(r'12:30\.png: [a-z]+ 0\.\d+; [a-z]+ 0\.\d+; .* → .*12:30\.png', out)
     assert (tmp_path / 'out' / photo.name).is_file()
     tools('image_demo.py', 'cifar10_vittt_nano', photo, *line)
-
-
-def test_image_demo_knows_webp(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no file of the system lists it, Python before 3.13 has it among the common types."""
-    monkeypatch.setattr(mimetypes, '_db', mimetypes.MimeTypes())
-    assert "no image 'nowhere.webp'" in tools.error('image_demo.py', 'pedestrians', 'nowhere.webp')

@@ -34,12 +34,22 @@ from mmvttt.pictures import open_picture
 from ..config import building
 from ..data.dataset_config import DatasetConfig, datasets_of, preparation_of
 from ..export.file_model import FileModel, open_for
-from ..registry import type_name
+from ..registry import resolve_type
 from ..reliability.settings import warn_of_other_model
 from ..tasks import TASKS, Task, task_of
 from ..tasks.prediction import Boxes, Prediction
 
 _READERS = 2
+# Transforms of toolboxes that read the image, and what is annotated.
+_IMAGES = (
+    'LoadImageFromFile', 'LoadMultiChannelImageFromFiles', 'LoadBiomedicalImageFromFile',
+    'LoadSingleRSImageFromFile',
+)  # fmt: skip
+_LABELS = (
+    'LoadAnnotations', 'LoadEmptyAnnotations', 'LoadProposals', 'LoadTextAnnotations',
+    'LoadBiomedicalAnnotation', 'LoadDepthAnnotation',
+)  # fmt: skip
+_PACKAGES = ('mmcv', *(task.toolbox for task in TASKS))
 # Boxes of a class in two tiles that share this much of their union are one.
 _SAME = 0.5
 # A file, an image of Pillow, or pixels (H, W, channels) or (H, W), uint8, RGB.
@@ -125,13 +135,12 @@ class Predictor:
         self.classes = list(map(str, names if len(names) == count else range(count)))
         self.palette = dataset_meta.get('palette')
         # Annotations are left out: a photograph has none.
-        steps = [
-            (type_name(step['type']).rpartition('.')[2].startswith('Load'), step)
-            for step in pipeline
-        ]
-        loader = steps[0][1] if steps and steps[0][0] else dict(type='LoadImageFromFile')
+        steps = [step for step in pipeline if not _is_one_of(step, _LABELS)]
+        loader: Mapping[str, Any] = dict(type='LoadImageFromFile')
+        if steps and _is_one_of(steps[0], _IMAGES):
+            loader, *steps = steps
         self.load = TRANSFORMS.build(loader)
-        self.pipeline = Compose([step for loads, step in steps if not loads])
+        self.pipeline = Compose(steps)
         # Pillow reads what is common; another reader is for files that Pillow may not know.
         reads_files = DatasetConfig(dict(pipeline=[loader])).reads_files
         self.checked = reads_files and loader.get('color_type') not in ('unchanged', 'anycolor')
@@ -256,6 +265,15 @@ class Predictor:
                     f'OpenCV cannot read {os.fspath(image)!r}: write it as an 8-bit PNG'
                 ) from error
         return _as_read(_pixels(image, image_channels(self.model)))
+
+
+def _is_one_of(step: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Whether a transform is, or extends, one of a toolbox with one of these names."""
+    kind = resolve_type(step['type'], TRANSFORMS, None)
+    return any(
+        base.__name__ in names and base.__module__.partition('.')[0] in _PACKAGES
+        for base in getattr(kind, '__mro__', ())
+    )
 
 
 def ahead(
