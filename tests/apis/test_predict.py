@@ -239,13 +239,17 @@ def test_a_table_has_its_columns_and_a_row_for_each_image(tmp_path: Path) -> Non
     assert [entry['image_id'] for entry in annotations] == [1, 1, 1]
 
 
+def write_video(path: Path, frames: int) -> None:
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*'mp4v'), 5, (80, 60))
+    for _ in range(frames):
+        writer.write(np.zeros((60, 80, 3), np.uint8))
+    writer.release()
+
+
 def test_a_video_that_is_not_written_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = cv2.VideoWriter.fourcc(*'mp4v')
-    writer = cv2.VideoWriter(str(tmp_path / 'a.mp4'), code, 5, (80, 60))
-    writer.write(np.zeros((60, 80, 3), np.uint8))
-    writer.release()
+    write_video(tmp_path / 'a.mp4', 1)
     pairs = [(tmp_path / 'a.mp4', tmp_path / 'out' / 'a.mp4')]
     monkeypatch.setattr(cv2.VideoWriter, 'isOpened', lambda _: False)
     with pytest.raises(UsageError, match='encoder'):
@@ -280,11 +284,7 @@ def test_folders_patterns_and_videos_become_pictures_and_tables(
     (folder := tmp_path / 'photos').mkdir()
     for name in ('b.jpg', 'a', 'notes.txt'):
         (folder / name).write_bytes(image.read_bytes())
-    code = cv2.VideoWriter.fourcc(*'mp4v')
-    writer = cv2.VideoWriter(str(folder / 'c.mp4'), code, 5, (80, 60))
-    for _ in range(3):
-        writer.write(np.zeros((60, 80, 3), np.uint8))
-    writer.release()
+    write_video(folder / 'c.mp4', 3)
     files = find_images([folder, folder / '*.jpg', folder / 'a'])
     assert [f.name for f in files] == ['b.jpg', 'c.mp4', 'b.jpg', 'a']
     pairs = drawings(files[1:], tmp_path / 'out')

@@ -10,7 +10,8 @@ from typing import Any
 from mmengine.config import Config, ConfigDict
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
-from mmengine.runner import Runner
+from mmengine.registry import RUNNERS
+from mmengine.runner import FlexibleRunner, Runner
 from torch import nn
 
 from mmvttt.checkpoints.read import read_content
@@ -22,7 +23,7 @@ from ..config import load_config
 from ..data.annotations import check_data
 from ..data.dataset_config import DatasetConfig, datasets_of
 from ..export.file_model import FileModel, open_for
-from ..registry import type_name
+from ..registry import resolve_type
 from ..reliability.fit import require_weights
 from ..tasks import Task, task_of
 from ..unwrap import is_wrapped
@@ -80,7 +81,7 @@ def evaluate(
         )
     source = existing(checkpoint)
     cfg.load_from, cfg.resume = source, False
-    if type_name(cfg.get('runner_type')).rpartition('.')[2] == 'FlexibleRunner':
+    if resolve_type(cfg.get('runner_type'), RUNNERS, None) is FlexibleRunner:
         # FSDP's checkpoints are whole, and are evaluated as such.
         cfg.pop('runner_type')
     if show_dir is not None:

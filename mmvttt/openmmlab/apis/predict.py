@@ -122,8 +122,10 @@ def predict_files(
             """Predicts for a file; returns what waits for its drawing to be written."""
             image, file = pair
             if image.suffix.lower() in VIDEOS:
-                frames = (predictor.predict(x, score_thr, tiles) for x in _frames(image))
-                text = f'{_draw_video(image, file, frames, add)} frames'
+                count = _draw_video(
+                    image, file, lambda frame: predictor.predict(frame, score_thr, tiles), add
+                )
+                text = f'{count} frames'
                 return lambda: (image, text, file)
             prediction = next(predictions)
             add(os.fspath(image), prediction)
@@ -142,29 +144,17 @@ def predict_files(
         yield from (done() for done in waiting)
 
 
-def _frames(video: Path) -> Iterator[np.ndarray]:
-    """Frames `(H, W, 3)`, uint8, RGB; a UsageError if there is none."""
-    capture = cv2.VideoCapture(os.fspath(video))
-    try:
-        frame = capture.read()
-        if not frame[0]:
-            raise UsageError(f'OpenCV reads no frame of the video {os.fspath(video)!r}')
-        while frame[0]:
-            yield np.ascontiguousarray(frame[1][..., ::-1])
-            frame = capture.read()
-    finally:
-        capture.release()
-
-
-def _draw_video(video: Path, file: Path, predictions: Iterator[Prediction], add: Add) -> int:
+def _draw_video(
+    video: Path, file: Path, predict: Callable[[np.ndarray], Prediction], add: Add
+) -> int:
     """Writes the drawings of a video's frames as a video, and returns their number."""
     file.parent.mkdir(parents=True, exist_ok=True)
     capture = cv2.VideoCapture(os.fspath(video))
     rate, code = capture.get(cv2.CAP_PROP_FPS) or 25, cv2.VideoWriter.fourcc(*'mp4v')
-    capture.release()
     count, writer = 0, None
-    for count, prediction in enumerate(predictions, 1):
-        add(f'{video}#{count - 1}', prediction)
+    while (frame := capture.read())[0]:
+        prediction = predict(np.ascontiguousarray(frame[1][..., ::-1]))
+        add(f'{video}#{count}', prediction)
         drawing = prediction.draw()
         if writer is None:
             writer = cv2.VideoWriter(os.fspath(file), code, rate, drawing.shape[1::-1])
@@ -174,8 +164,10 @@ def _draw_video(video: Path, file: Path, predictions: Iterator[Prediction], add:
                     'MPEG-4 here, or the folder cannot be written; give single frames as pictures'
                 )
         writer.write(np.ascontiguousarray(drawing[..., ::-1]))
-    if writer is not None:
-        writer.release()
+        count += 1
+    if writer is None:
+        raise UsageError(f'OpenCV reads no frame of the video {os.fspath(video)!r}')
+    writer.release()
     if not (file.is_file() and file.stat().st_size):
         raise UsageError(f'OpenCV has not written the video {os.fspath(file)!r}: is the disk full?')
     return count

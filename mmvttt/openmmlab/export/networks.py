@@ -211,16 +211,17 @@ def as_outputs(instances: Any) -> tuple[Tensor, ...]:
 
 def _has_plain_stages(model: Any) -> bool:
     """Whether all parts are those that are written here; others may do more."""
+    from mmdet.models.dense_heads import RPNHead
+    from mmdet.models.roi_heads import BBoxHead, FCNMaskHead, StandardRoIHead
+
     roi: Any = getattr(model, 'roi_head', None)
-    if type(roi).__name__ != 'StandardRoIHead' or type(model.rpn_head).__name__ != 'RPNHead':
+    if type(roi) is not StandardRoIHead or type(model.rpn_head) is not RPNHead:
         return False
     if roi.with_mask and not (
-        type(roi.mask_head).__name__ == 'FCNMaskHead'
-        and hasattr(roi.mask_roi_extractor, 'map_roi_levels')
+        type(roi.mask_head) is FCNMaskHead and hasattr(roi.mask_roi_extractor, 'map_roi_levels')
     ):
         return False
-    kinds = [kind.__name__ for kind in type(roi.bbox_head).__mro__]
-    return 'BBoxHead' in kinds and hasattr(roi.bbox_roi_extractor, 'map_roi_levels')
+    return isinstance(roi.bbox_head, BBoxHead) and hasattr(roi.bbox_roi_extractor, 'map_roi_levels')
 
 
 def _propose(

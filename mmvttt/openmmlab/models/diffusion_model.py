@@ -61,7 +61,7 @@ class DiffusionModel(BaseModel):
         init_cfg: Mapping | None = None,
     ) -> None:
         # Else types of a missing diffusers would be unknown ones.
-        import diffusers  # noqa: F401
+        from diffusers.models.embeddings import LabelEmbedding
 
         network = MODELS.build(transformer)
         classes = _num_classes(network)
@@ -78,7 +78,7 @@ class DiffusionModel(BaseModel):
         self._require_fit()
         for module in network.modules():
             # diffusers' DiT would drop the labels of each block by themselves.
-            if type(module).__name__ == 'LabelEmbedding':
+            if isinstance(module, LabelEmbedding):
                 module.dropout_prob = 0.0
         if hasattr(network, 'adapt_weights'):
             self.register_load_state_dict_pre_hook(
