@@ -107,16 +107,7 @@ def test_protection_and_data_know_no_model_and_no_op() -> None:
     plugin = {f'mmvttt.openmmlab.{name}' for name in names}
     allowed = plugin | {
         f'mmvttt.{name}'
-        for name in (
-            'arguments',
-            'checkpoints',
-            'errors',
-            'on_demand',
-            'outputs',
-            'pictures',
-            'text',
-            'version',
-        )
+        for name in ('arguments', 'checkpoints', 'errors', 'outputs', 'pictures', 'text', 'version')
     }
     for name, used in USES.items():
         if room(name) in ('mmvttt.openmmlab.data', 'mmvttt.openmmlab.reliability'):

@@ -10,22 +10,20 @@ from typing import Any
 
 from mmengine import registry as root
 
+_MODULES = (
+    'register', 'models', 'engine', 'reliability', 'datasets', 'analysis.inner_loop_hook',
+)  # fmt: skip
+
 
 class OwnRegistry(root.Registry):
     """A registry with the scope `mmvttt`.
 
-    Args:
-        name, parent: mmengine's.
-        modules: Register its types, and are imported when a type of the scope is looked up.
-        on_demand: Modules by the type that they register. They import a toolbox, or diffusers, and
-            are imported once a config names the type.
+    `on_demand` has modules by the type that they register. They import a toolbox, or diffusers, and
+    are imported once a config names the type.
     """
 
-    def __init__(
-        self, name: str, parent: root.Registry | None, *modules: str, **on_demand: str
-    ) -> None:
-        # Of a registry without modules mmengine warns.
-        locations = [f'{__package__}.{module}' for module in modules or ('registry',)]
+    def __init__(self, name: str, parent: root.Registry | None = None, **on_demand: str) -> None:
+        locations = [f'{__package__}.{module}' for module in _MODULES]
         super().__init__(name, parent=parent, scope='mmvttt', locations=locations)
         self.on_demand = on_demand
 
@@ -41,47 +39,34 @@ class OwnRegistry(root.Registry):
 MODELS = OwnRegistry(
     'model',
     root.MODELS,
-    *('register', 'models.diffusion_model', 'models.distil'),
     MESAClassifier='models.mesa',
     FP32RoIExtractor='models.detection',
     BoxTTAModel='models.detection',
     DiT3='models.diffusion_transformers',
     LinearTransformer='models.diffusion_transformers',
 )
-HOOKS = OwnRegistry(
-    'hook',
-    root.HOOKS,
-    *(f'engine.hooks.{name}' for name in ('buffers', 'compile', 'ema', 'mesa', 'tf32')),
-    *('reliability.anomaly_hook', 'reliability.checkpoint_hook'),
-    *('models.distil', 'analysis.inner_loop_hook'),
-)
+HOOKS = OwnRegistry('hook', root.HOOKS)
 TRANSFORMS = OwnRegistry('transform', root.TRANSFORMS, ResizeInto='export.file_model')
-OPTIM_WRAPPERS = OwnRegistry('optim wrapper', root.OPTIM_WRAPPERS, 'engine.amp')
-OPTIM_WRAPPER_CONSTRUCTORS = OwnRegistry(
-    'constructor', root.OPTIM_WRAPPER_CONSTRUCTORS, 'engine.layer_decay'
-)
-DATASETS = OwnRegistry(
-    'dataset',
-    root.DATASETS,
-    *('datasets.digit_images', 'datasets.latents', 'reliability.seeded_dataset'),
-)
-DATA_SAMPLERS = OwnRegistry('data sampler', root.DATA_SAMPLERS, 'reliability.exact_resume')
-LOOPS = OwnRegistry('loop', root.LOOPS, 'reliability.exact_resume')
-PARAM_SCHEDULERS = OwnRegistry('parameter scheduler', root.PARAM_SCHEDULERS, 'engine.schedules')
-WEIGHT_INITIALIZERS = OwnRegistry('weight initializer', root.WEIGHT_INITIALIZERS, 'register')
-METRICS = OwnRegistry('metric', root.METRICS, 'models.digit_quality', TeacherAccuracy='models.mesa')
+OPTIM_WRAPPERS = OwnRegistry('optim wrapper', root.OPTIM_WRAPPERS)
+OPTIM_WRAPPER_CONSTRUCTORS = OwnRegistry('constructor', root.OPTIM_WRAPPER_CONSTRUCTORS)
+DATASETS = OwnRegistry('dataset', root.DATASETS)
+DATA_SAMPLERS = OwnRegistry('data sampler', root.DATA_SAMPLERS)
+LOOPS = OwnRegistry('loop', root.LOOPS)
+PARAM_SCHEDULERS = OwnRegistry('parameter scheduler', root.PARAM_SCHEDULERS)
+WEIGHT_INITIALIZERS = OwnRegistry('weight initializer', root.WEIGHT_INITIALIZERS)
+METRICS = OwnRegistry('metric', root.METRICS, TeacherAccuracy='models.mesa')
 TASK_UTILS = OwnRegistry('task util', root.TASK_UTILS, FP32AnchorGenerator='models.detection')
-STRATEGIES = OwnRegistry('strategy', root.STRATEGIES, 'engine.fsdp')
-FUNCTIONS = OwnRegistry('function', root.FUNCTIONS, 'engine.fsdp')
+STRATEGIES = OwnRegistry('strategy', root.STRATEGIES)
+FUNCTIONS = OwnRegistry('function', root.FUNCTIONS)
 
 # Held while parts are built: the default scope, by which types are found, is the process's.
 BUILDING = threading.RLock()
 
 # The parts of an inner training (docs/own_mixer.md). mmengine has no roots for them: a package of
 # one's own registers here, or in a child with a scope of its own.
-INNER_MODELS = OwnRegistry('inner model', None, 'register')
-INNER_LOSSES = OwnRegistry('inner loss', None, 'register')
-KEY_NORMS = OwnRegistry('key norm', None, 'register')
+INNER_MODELS = OwnRegistry('inner model')
+INNER_LOSSES = OwnRegistry('inner loss')
+KEY_NORMS = OwnRegistry('key norm')
 
 _PARTS = {'inner': INNER_MODELS, 'loss': INNER_LOSSES, 'key_norm': KEY_NORMS}
 

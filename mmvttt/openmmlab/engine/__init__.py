@@ -1,24 +1,24 @@
 """Parts of recipes: layer decay, schedules, averages of weights, mixed precision, FSDP, compile."""
 
-from typing import Any
+from .amp import AmpOptimWrapper
+from .fsdp import BlockFSDPStrategy, wrap_blocks
+from .hooks.buffers import BroadcastBuffersHook
+from .hooks.compile import CompileHook
+from .hooks.ema import EMAHook
+from .hooks.mesa import MESAHook
+from .hooks.tf32 import TF32Hook
+from .layer_decay import LayerDecayOptimWrapperConstructor
+from .schedules import WarmupCosineLR
 
-from mmvttt.on_demand import OnDemand
-
-_NAMES = OnDemand(
-    __name__,
-    amp='AmpOptimWrapper',
-    fsdp='BlockFSDPStrategy wrap_blocks',
-    layer_decay='LayerDecayOptimWrapperConstructor',
-    schedules='WarmupCosineLR',
-    **{
-        'hooks.buffers': 'BroadcastBuffersHook',
-        'hooks.compile': 'CompileHook',
-        'hooks.ema': 'EMAHook',
-        'hooks.mesa': 'MESAHook',
-        'hooks.tf32': 'TF32Hook',
-    },
-)
-
-
-def __getattr__(name: str) -> Any:
-    return _NAMES.attribute(name)
+__all__ = [
+    'AmpOptimWrapper',
+    'BlockFSDPStrategy',
+    'BroadcastBuffersHook',
+    'CompileHook',
+    'EMAHook',
+    'LayerDecayOptimWrapperConstructor',
+    'MESAHook',
+    'TF32Hook',
+    'WarmupCosineLR',
+    'wrap_blocks',
+]

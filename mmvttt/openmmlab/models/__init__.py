@@ -1,16 +1,7 @@
-"""Heads, classifiers and data preprocessors that extend a toolbox."""
+"""Heads, classifiers and data preprocessors that extend a toolbox. What needs none is imported."""
 
-from typing import Any
+from .diffusion_model import DiffusionModel, LatentPreprocessor
+from .digit_quality import DigitQuality
+from .distil import BlockwiseHook, Distil
 
-from mmvttt.on_demand import OnDemand
-
-_NAMES = OnDemand(
-    __name__,
-    diffusion_model='DiffusionModel LatentPreprocessor',
-    digit_quality='DigitQuality',
-    distil='BlockwiseHook Distil',
-)
-
-
-def __getattr__(name: str) -> Any:
-    return _NAMES.attribute(name)
+__all__ = ['BlockwiseHook', 'DiffusionModel', 'DigitQuality', 'Distil', 'LatentPreprocessor']

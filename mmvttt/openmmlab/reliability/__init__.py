@@ -1,19 +1,24 @@
 """Protects a training: exact resume, whole checkpoints, signals, anomalies, ranks, data checks."""
 
-from typing import Any
+from .anomaly_hook import AnomalyError, AnomalyHook
+from .checkpoint_hook import CheckpointHook
+from .exact_resume import ExactBatchSampler, ExactEpochLoop, ExactIterLoop, make_exact
+from .protect import Start, add_protection, protect_config, protect_runner
+from .seeded_dataset import SeededDataset
+from .signals import Preempted
 
-from mmvttt.on_demand import OnDemand
-
-_NAMES = OnDemand(
-    __name__,
-    anomaly_hook='AnomalyError AnomalyHook',
-    checkpoint_hook='CheckpointHook',
-    exact_resume='ExactBatchSampler ExactEpochLoop ExactIterLoop make_exact',
-    protect='Start add_protection protect_config protect_runner',
-    seeded_dataset='SeededDataset',
-    signals='Preempted',
-)
-
-
-def __getattr__(name: str) -> Any:
-    return _NAMES.attribute(name)
+__all__ = [
+    'AnomalyError',
+    'AnomalyHook',
+    'CheckpointHook',
+    'ExactBatchSampler',
+    'ExactEpochLoop',
+    'ExactIterLoop',
+    'Preempted',
+    'SeededDataset',
+    'Start',
+    'add_protection',
+    'make_exact',
+    'protect_config',
+    'protect_runner',
+]
