@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from mmengine.config import Config, ConfigDict
@@ -90,16 +89,19 @@ def evaluate(
     sets = [data for data in datasets_of(cfg) if data.split == 'test']
     if tta:
         enable_tta(cfg, task, sets)
-    dtype = half_type() if amp else None
-    make: Callable[[Any], nn.Module]
-    make = partial(prepare, part='backbone', dtype=dtype, cuda_graph=cuda_graph)
+    exported = None
     if file is not None:
         exported = open_for(file, [d.config['pipeline'] for d in sets if not d.metric], amp)
-        make = partial(FileModel, file=exported, task=task)
+
+    def other(model: Any) -> nn.Module:
+        if exported is not None:
+            return FileModel(model, exported, task)
+        return prepare(model, 'backbone', half_type() if amp else None, cuda_graph)
+
     check_data(cfg, ('test',))
     runner, content = build_runner(cfg), read_content(source)
     require_weights(runner, content, source, whole=True)
-    runner.register_hook(_TestOther(make))
+    runner.register_hook(_TestOther(other))
     runner.test_evaluator.metrics += metrics
     return runner.test()
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..export.networks import Part
 from .prediction import Classes
 from .task import Start, Task
 
@@ -49,8 +50,6 @@ class Classification(Task):
 
     def exportable(self, model: Any) -> Any:
         """The model up to its logits, or its maps where it has no head."""
-        from ..export.networks import Part
-
         return Part(model, None if getattr(model, 'head', None) is None else 'head')
 
     def by_file(self, model: Any, file: Any, images: Any, samples: Sequence[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..export.networks import Detections, Part, to_instances
 from .prediction import Boxes
 from .task import Start, Task
 
@@ -76,18 +77,12 @@ class Detection(Task):
 
     def exportable(self, model: Any) -> Any:
         """Backbone and neck: the work of the heads depends on the image."""
-        from ..export.networks import Part
-
         return Part(model)
 
     def predictions(self, model: Any) -> Any:
         """Boxes, labels and masks."""
-        from ..export.networks import Detections
-
         return Detections(model)
 
     def by_file(self, model: Any, file: Any, images: Any, samples: Sequence[Any]) -> list[Any]:
         """Boxes, labels and masks in the pixels of the photograph."""
-        from ..export.networks import to_instances
-
         return [to_instances(file(*pair), pair[1]) for pair in zip(images, samples, strict=True)]

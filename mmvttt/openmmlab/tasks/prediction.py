@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from colorsys import hsv_to_rgb
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +47,9 @@ class Prediction:
 
     def rows(self) -> list[dict[str, Any]]:
         """A row of a table for each box, each class of a label map, or each likely class."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self._rows()]
+
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
         raise NotImplementedError
 
     def to_supervision(self) -> Any:
@@ -65,14 +68,9 @@ class Prediction:
 
     def colours(self) -> np.ndarray:
         """A colour of each class `(C, 3)`, uint8: the data set's, or some that differ."""
-        palette, shape = self.palette, (len(self.classes), 3)
-        if isinstance(palette, list | tuple) and len(palette) == len(self.classes):
-            rows = [[*row] if isinstance(row, list | tuple) else [] for row in palette]
-            numbers = [x for row in rows for x in row]
-            if {len(row) for row in rows} == {3} and all(
-                isinstance(x, int) and 0 <= x < 256 for x in numbers
-            ):
-                return np.array(rows, np.uint8)
+        palette, shape = np.array(self.palette, object), (len(self.classes), 3)
+        if palette.shape == shape and all(type(x) is int and 0 <= x < 256 for x in palette.flat):
+            return palette.astype(np.uint8)
         hues = (np.arange(len(self.classes)) * 0.618 + 0.35) % 1
         colours = [np.multiply(hsv_to_rgb(h, 0.8, 0.95), 255) for h in hues]
         return np.array(colours, np.uint8).reshape(shape)
@@ -107,12 +105,9 @@ class Boxes(Prediction):
             or 'nothing'
         )
 
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each box."""
-        return [
-            dict(zip(self.columns, (self.classes[label], *map(float, (score, *box))), strict=True))
-            for label, score, box in zip(self.labels, self.scores, self.boxes, strict=True)
-        ]
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        for label, score, box in zip(self.labels, self.scores, self.boxes, strict=True):
+            yield self.classes[label], *map(float, (score, *box))
 
     def to_supervision(self) -> Any:
         """supervision's `Detections`."""
@@ -141,12 +136,8 @@ class _Ranked(Prediction):
     def __repr__(self) -> str:
         return '; '.join(f'{self.classes[i]} {x:{self.digits}}' for i, x in self._ranked())
 
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each class."""
-        return [
-            dict(zip(self.columns, (self.classes[i], float(x)), strict=True))
-            for i, x in self._ranked()
-        ]
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        return ((self.classes[i], float(x)) for i, x in self._ranked())
 
     def draw(self) -> np.ndarray:
         """The picture with the names of the first classes: `(H, W, 3)`, uint8, RGB."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import nn
 
+from ..export.networks import Labels, logits_of_segmentor, to_label_map
 from .prediction import LabelMap
 from .task import Start, Task
 
@@ -54,19 +55,13 @@ class Segmentation(Task):
 
     def exportable(self, model: Any) -> Any:
         """The model up to its logits at the size of the image."""
-        from ..export.networks import logits_of_segmentor
-
         return logits_of_segmentor(model)
 
     def predictions(self, model: Any) -> Any:
         """The label of each pixel and its score."""
-        from ..export.networks import Labels
-
         return Labels(model)
 
     def by_file(self, model: Any, file: Any, images: Any, samples: Sequence[Any]) -> list[Any]:
         """Label maps at the size of the photograph."""
-        from ..export.networks import to_label_map
-
         pairs = zip(images, samples, strict=True)
         return [to_label_map(model, file(*pair), pair[1]) for pair in pairs]
