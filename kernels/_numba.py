@@ -246,7 +246,7 @@ def take_step(factor, damping, totals, weights, stepped):
 
 
 def unsupported_reason(args: Any) -> None:
-    """Of kernels that take all arguments."""
+    """Returns None: the kernel takes all arguments."""
 
 
 # ------------------------------------------------------------------------------------------- tokens

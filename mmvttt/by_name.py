@@ -141,7 +141,7 @@ def _names(start: Start) -> list[str] | None:
 def _say(
     folder: str | os.PathLike[str], say: Callable[[str], None] | None
 ) -> Callable[[str], None]:
-    """What gets the lines of a report: by default `print` in a notebook. Says the first one."""
+    """Returns the receiver of a report's lines, by default `print` in a notebook."""
     _require_openmmlab('a training')
     say = say or (print if 'ipykernel' in sys.modules else lambda line: None)
     say(f'reads     {shown(os.fspath(folder))}')

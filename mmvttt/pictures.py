@@ -22,7 +22,7 @@ SUFFIXES = (
 )
 # Largest number, of 255, of a 16-bit picture that uses 14 of its bits.
 _DARK = 63
-# Of a picture of an address, and until its server answers.
+# Largest download of a picture, and the time its server has to answer.
 _BYTES, _SECONDS = 100_000_000, 30
 # Where EXIF has the orientation, and the last bytes of a JPEG, in which it says that it ends.
 _ORIENTATION, _END = 0x0112, 4096

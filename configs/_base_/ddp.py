@@ -5,8 +5,7 @@ model_wrapper_cfg = dict(
     broadcast_buffers=False,
     # Gradients live in DDP's buckets, without a copy: saves what the parameters take.
     gradient_as_bucket_view=True,
-    # Nothing is unused; but without it DDP rebuilds its buckets after the first step, also after
-    # the first step
-    # of a resumed run too: sums over three or more processes then end in other last bits.
+    # Nothing is unused. Without it DDP rebuilds its buckets after the first step, also in a resumed
+    # run: sums over three or more processes then differ in their last bits.
     find_unused_parameters=True,
 )

@@ -119,7 +119,6 @@ def _peak_mib(run: Callable[[], None], device: torch.device) -> float:
 def count_gflops(network: nn.Module, images: tuple[int, ...]) -> float:
     """Multiply-accumulates of inference with images of the shape `(B, C, H, W)`, 10⁹."""
     batch, channels, height, width = images
-    # Counting removes the weights.
     cost = count_cost(network, (height, width), channels)
     return round(batch * cost.total_macs / 1e9, 4)
 

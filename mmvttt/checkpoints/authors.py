@@ -14,7 +14,7 @@ from .families import Rules, add_once, renamed
 
 # The first block's inner weight: what precedes it, and whether it is in stages.
 _MARK = re.compile(r'(|.*?\.)(layers\.0\.)?blocks\.0\.attn\.w1')
-# What a backbone's names begin with, behind its prefix.
+# The first part of a backbone's names, after its prefix.
 _BACKBONE = re.compile(r'(pos_embed|patch_embed|norm\d*|layers|blocks)\b')
 _STEM: Rules = (
     (r'^patch_embed\.conv\.(\d+)\.conv\.', r'stem.\1.conv.'),
@@ -126,7 +126,7 @@ def _dit(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _add(tensors: dict[str, Tensor], ours: str, value: Tensor, theirs: str, is_inner: bool) -> None:
     """Adds a tensor, without the dimension of size 1 that inner weights have there."""
     if inner := _INNER.search(ours):
-        # Of images, or of input channels per group.
+        # The dimension of images, or of the input channels per group.
         at = 1 if inner[1] == 'w3' and not is_inner else 0
         value = value.squeeze(at) if value.dim() > at else value
         ours = _INNER.sub(r'.mixer.inner.\1', ours) if is_inner else ours

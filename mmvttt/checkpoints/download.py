@@ -128,7 +128,7 @@ def download(
         changed = partial.stat().st_mtime_ns
         write_whole(_record(path), f'{digest}  {path.name}\n{changed}\n'.encode())
         os.replace(partial, path)
-        # Of other addresses and versions.
+        # Parts of files from other addresses, or of other versions.
         for part in path.parent.glob(f'.{glob.escape(path.name)}.*{PARTIAL}'):
             part.unlink(missing_ok=True)
     except HTTPError as error:

@@ -1,4 +1,4 @@
-"""What a file is by its bytes: one of weights, or what a server has sent in its place."""
+"""Tells a file of weights from what a server has sent instead of it, by its bytes."""
 
 from __future__ import annotations
 

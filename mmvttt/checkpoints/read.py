@@ -260,7 +260,7 @@ def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:
 
 
 def saved_dataset(content: Any) -> Mapping[str, Any]:
-    """What a checkpoint of OpenMMLab says of its data set: names and colours of the classes."""
+    """Returns the `dataset_meta` of an OpenMMLab checkpoint: names and colours of the classes."""
     match content:
         case {'meta': {'dataset_meta': Mapping() as data}}:
             return data

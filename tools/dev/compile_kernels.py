@@ -60,7 +60,7 @@ SHARED = {'sm_80': 163 << 10, 'sm_89': 99 << 10, 'sm_90': 227 << 10, 'sm_100': 2
 SHARED |= {'sm_120': 99 << 10, 'gfx942': 64 << 10}
 Figures = dict[str, int]
 LOOSE = ('instructions',)
-# Of Triton's wheel, or of the CUDA toolkit. Without it registers, spills and loops are not counted.
+# From Triton's wheel or the CUDA toolkit. Without it registers, spills and loops are not counted.
 CUOBJDUMP = shutil.which(
     'cuobjdump',
     path=f'{Path(triton.__file__).parent}/backends/nvidia/bin{os.pathsep}{os.environ["PATH"]}',

@@ -43,7 +43,7 @@ from .train import train
 
 _LISTED = 20
 _HISTORY, _REPORT, _LINES = 'history.jsonl', 'report.json', 'output.txt'
-# What the table has of each class, by the first measure of the task.
+# Column of the table by class, by the first measure of the task.
 _RESULTS = {
     'coco/bbox_mAP': 'box AP',
     'coco/segm_mAP': 'mask AP',
@@ -341,7 +341,7 @@ def _report(
 
 
 def _by_class(data: OwnFolder, entry: Mapping[str, Any]) -> list[tuple[str, int, float]]:
-    """Of each class its name, its validation pictures, and its result of a validation."""
+    """Returns name, number of validation pictures and result of each class."""
     metrics = entry['metrics']
     if data.task == 'maps':
         counts, values = entry['by_class']['pictures'], entry['by_class']['IoU']

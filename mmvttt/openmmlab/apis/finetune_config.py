@@ -55,7 +55,7 @@ def complete_config(folder: Path) -> Path:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """What `write_config` wrote, or an empty dict where that is not, or is damaged."""
+    """Reads the settings that `write_config` wrote; empty if they are missing or damaged."""
     try:
         content = json.loads((folder / SETTINGS).read_text(encoding='utf-8'))
         return content if isinstance(content['own'], dict) and content['_base_'] else {}

@@ -1,4 +1,4 @@
-"""What a fine-tuning shows: its data, its course, its predictions and confusions, as pictures."""
+"""Pictures of a fine-tuning: its data, its curves, its predictions and its confusions."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _map(image: np.ndarray, classes: Sequence[str], labels: np.ndarray) -> Label
 
 
 def _labelled(picture: Picture, image: np.ndarray, data: OwnFolder, out: Path) -> Prediction:
-    """What is annotated in a picture."""
+    """Returns a picture's annotations as a prediction, to be drawn alike."""
     if data.task == 'maps':
         return _map(
             image, data.classes, np.asarray(open_image(out / 'maps' / f'{picture.inner}.png')[0])
@@ -233,7 +233,7 @@ def _overlap(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _draw_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path) -> None:
-    """Of each class of the labels the shares of the predicted classes."""
+    """Draws, for each labelled class, the shares of the predicted classes."""
     shares, side = matrix / np.maximum(1, matrix.sum(1, keepdims=True)), len(classes)
     inches = 3 + 0.35 * min(side, _CLASSES)
     with _page(path, inches, inches) as figure:

@@ -1,4 +1,4 @@
-"""What a fine-tuning starts from, how large its pictures are, and how long it takes."""
+"""Plan of a fine-tuning: its starting weights, the size of its pictures, its duration."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _VALIDATIONS = 10
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for; see `finetune`."""
+    """The options of a call; see `finetune`."""
 
     start: Sequence[str] | None = None
     minutes: float | None = None
@@ -64,7 +64,7 @@ def plan(
     format: str | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """What `finetune` would do with a folder; the arguments are the same. Nothing is trained.
+    """Plans what `finetune` would do with a folder, with the same arguments. Trains nothing.
 
     Returns:
         What `as_plan` returns, and `start`, the weights or config; `frozen`, whether the backbone

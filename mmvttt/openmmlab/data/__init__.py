@@ -1,1 +1,1 @@
-"""What people have on their disks: folders of annotated pictures, and checks of data sets."""
+"""Folders of annotated pictures, as people have them on their disks, and checks of data sets."""

@@ -98,7 +98,7 @@ def read_folder(
 
 
 def _chosen(tree: Tree, format: str | None) -> Reading:
-    """What the one format that explains the folder has found."""
+    """Returns the reading of the one format that explains the folder."""
     readings = {name: FORMATS[name](tree) for name in ([format] if format else ANNOTATIONS)}
     if not format:
         maps = FORMATS['maps'](tree)
@@ -313,7 +313,7 @@ def picture_size(path: Path) -> dict[str, int]:
 
 
 def as_plan(data: OwnFolder) -> dict[str, Any]:
-    """What was read, as JSON can hold it.
+    """Converts a folder that was read to types that JSON has.
 
     `pictures` have a `path` in the folder, a `part` ('train' or 'val'), and by the task `objects`
     (`class`, `bbox` as [x, y, width, height] in pixels, `mask`), a `class`, or a `map`: the file of

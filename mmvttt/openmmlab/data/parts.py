@@ -17,7 +17,7 @@ _BESIDE = {
     *('set', 'data', 'dataset', 'obj', 'part', 'split', 'image', 'images', 'imgs', 'img', 'photos'),
     *('label', 'labels', 'annotation', 'annotations', 'instances', 'person', 'keypoints', 'coco'),
 }
-# What Roboflow adds to the copies of a photograph.
+# The suffix that Roboflow gives the copies of a photograph.
 _COPY = re.compile(r'(_(jpe?g|png|webp|bmp|tiff?))?\.rf\.[0-9a-zA-Z]+$')
 _NUMBERED = re.compile(r'(.*?)(\d+)$')
 

@@ -1,4 +1,4 @@
-"""What one format makes of a folder."""
+"""Record of a folder as one format reads it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Picture:
 
 @dataclass
 class Reading:
-    """What a format has found in a folder (`evidence`, or '' for nothing) and what it lacks.
+    """A folder as one format reads it: its `evidence` ('' for none) and what it lacks.
 
     Attributes:
         broken: Labels that cannot be read, with why; their pictures are left out.
@@ -69,7 +69,7 @@ class Reading:
 
     @property
     def summary(self) -> str:
-        """What is there, and what is missing."""
+        """One line: the evidence for the format, and what is missing."""
         lacks = self.lacks or ([] if self.pictures else ['no picture is annotated'])
         more = f' ({len(lacks)} such faults)' if len(lacks) > 2 else ''
         return '; '.join([self.evidence or 'nothing of it', *lacks[:2]]) + more

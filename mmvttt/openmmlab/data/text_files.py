@@ -13,7 +13,7 @@ from mmvttt.errors import DataError
 
 # Bytes: of lists and labels, and of annotations of a whole set (448 MB in COCO's train2017).
 _SMALL, _LARGE = 16 * 2**20, 2**30
-# Of YAML, whose parser takes 50 µs a byte.
+# Bytes of YAML, whose parser takes 50 µs for each.
 _YAML = 2**20
 _DEPTH = 64
 _ENCODINGS = {b'\xff\xfe': 'utf-16', b'\xfe\xff': 'utf-16'}
@@ -42,7 +42,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """What a file of JSON says; raises DataError if it is none, or nested too deeply."""
+    """Reads a JSON file. Raises DataError if it is not JSON, or nested too deeply."""
     text = read_text(path, _LARGE)
     try:
         return json.loads(text)
@@ -52,7 +52,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
-    """What a file of YAML says; every scalar is a text. Raises DataError.
+    """Reads a YAML file, each scalar as a str. Raises DataError.
 
     Aliases (`*name`), which can make a huge document of a few lines, are refused.
     """

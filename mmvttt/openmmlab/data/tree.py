@@ -118,7 +118,7 @@ class Tree:
             return False
 
     def content(self, inner: str, read: Callable[[str], Any]) -> Any:
-        """What `read` makes of a file, once; None if it raises a DataError, which is noted."""
+        """Calls `read` on a file once; None if it raises a DataError, which is noted."""
         if inner not in self._contents:
             try:
                 self._contents[inner] = read(self.path(inner))

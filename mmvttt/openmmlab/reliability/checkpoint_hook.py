@@ -36,7 +36,7 @@ class CheckpointHook(hooks.CheckpointHook):
     between the resumed run removes it. A checkpoint `iter_<steps>.pth` that a signal asked for is
     removed once the next regular one exists. All ranks stop at the same step, with accumulated
     gradients after the update. `meta` also has `mmvttt_version` and the settings of the training.
-    The patch `whole-files` (`patches.py`) prevents half-written files.
+    The patch `whole-files` (docs/patches.md) prevents half-written files.
 
     Args:
         exit_code: Exit status after a SIGTERM. A scheduler that restarts only failed jobs

@@ -78,7 +78,7 @@ class Prediction:
 
 @dataclass(frozen=True, repr=False)
 class Boxes(Prediction):
-    """What a detector sees, the highest score first.
+    """Prediction of a detector, the highest score first.
 
     Attributes:
         scores: `(N,)`.
@@ -156,7 +156,7 @@ class _Ranked(Prediction):
 
 @dataclass(frozen=True, repr=False)
 class LabelMap(_Ranked):
-    """What a segmentor sees: `labels`, indices into `classes` `(H, W)`.
+    """Prediction of a segmentor: `labels` `(H, W)`, indices into `classes`.
 
     Words, rows and pictures have the shares of the image in [0, 1].
     """
@@ -182,7 +182,7 @@ class LabelMap(_Ranked):
 
 @dataclass(frozen=True, repr=False)
 class Classes(_Ranked):
-    """What a classifier sees: `scores` of all classes `(C,)`. Words, rows, pictures have five."""
+    """Prediction of a classifier: `scores` of all classes `(C,)`. Words, rows, pictures have five."""
 
     scores: np.ndarray
     digits = '.3f'

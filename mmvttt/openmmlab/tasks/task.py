@@ -1,4 +1,4 @@
-"""What the commands ask about a task: its heads, pictures, predictions, files and starts."""
+"""Record of a task for the commands: its heads, pictures, predictions, files and starts."""
 
 from __future__ import annotations
 

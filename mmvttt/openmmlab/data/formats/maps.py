@@ -53,7 +53,7 @@ def read_numbers(path: str | os.PathLike[str]) -> tuple[np.ndarray, Image.Image]
 
 
 def _look(path: str) -> Pixels | None:
-    """What is in a label map; None if the file is not an image."""
+    """Summarizes the pixels of a label map; None if the file is not an image."""
     try:
         pixels, image = read_numbers(path)
     except ImageError:
@@ -179,7 +179,7 @@ def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> 
 
 
 def _common_ending(names: list[str]) -> str:
-    """What all names end with, from a separator on."""
+    """Returns the ending that all names share, from a separator on."""
     length = common_start([name[::-1] for name in names]) if len(names) > 1 else 0
     start = re.search(r'[_\-. ]', names[0][len(names[0]) - length :]) if length else None
     return names[0][len(names[0]) - length + start.start() :] if start else ''
