@@ -26,7 +26,7 @@ DOORS := $(addprefix tests/,compat openmmlab apis/test_train.py apis/test_finetu
 QUICK := $(addprefix tests/,models/test_contract.py models/test_mixer_contract.py models/test_layers.py \
 	kernels/test_ops.py kernels/test_backend.py numbers/test_mixers.py examples)
 
-.PHONY: help setup demo quick test test-doors test-library stress lint format docs dist gpu clean
+.PHONY: help setup demo quick test test-doors test-library stress lint format docs dist try-dist gpu clean
 
 help:
 	@echo "make demo    set up, train Mask R-CNN with Vittt on the built-in data, show AP and pictures"
@@ -38,6 +38,7 @@ help:
 	@echo "make stress  the tests that take minutes: kills, long sequences, whole models"
 	@echo "make docs    guide and API reference in build/site; a warning is an error"
 	@echo "make dist    wheel and sdist in dist/ [REPOSITORY=address of the sources, for the links of its page]"
+	@echo "make try-dist   both of them in fresh environments, with README's commands of the library"
 	@echo "make gpu     on a machine with a CUDA GPU: whole models and ops against the CPU, then times [OUT=folder] [PART=models|ops|times|sanitizer]"
 	@echo "make lint    check format, style and types;  make format    put them right"
 
@@ -114,7 +115,18 @@ docs: setup
 	$(BIN)/mkdocs build
 
 dist: setup
+	rm -rf dist
 	MMVTTT_REPOSITORY='$(REPOSITORY)' $(BIN)/python -m build
+
+# What `make dist` has built, each in a fresh environment, with README's commands of the library.
+try-dist:
+	for file in dist/*.whl dist/*.tar.gz; do \
+		rm -rf build/try && $(PYTHON) -m venv build/try && \
+		{ $(BIN)/uv pip install --quiet --python build/try/bin/python "$$file" || \
+			build/try/bin/python -m pip install --quiet --no-compile "$$file"; } && \
+		(cd build/try && bin/mmvttt && bin/mmvttt weights && bin/mmvttt get_flops vittt_tiny_patch16_224 && bin/python -c \
+			"import timm, mmvttt; print(mmvttt.linearize(timm.create_model('vit_small_patch16_dinov3')))") || exit 1; \
+	done
 
 # Needs no set-up: torch, Triton, timm, pytest and a GPU.
 gpu:
