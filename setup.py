@@ -133,7 +133,7 @@ EXTRAS = {
         # The interpreter that the kernels are tested in; torch's CPU builds do not bring it.
         'triton>=3.6,<3.10; platform_system == "Linux"',
     ],
-    'docs': ['mkdocs>=1.6,<1.7', 'mkdocstrings[python]>=1.0,<2', 'pygments'],
+    'docs': ['mkdocs>=1.6,<1.7', 'mkdocs-material>=9.7,<9.9', 'mkdocstrings[python]>=1.0,<2'],
 }
 
 packages = find_packages(include=['mmvttt', 'mmvttt.*'])

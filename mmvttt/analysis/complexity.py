@@ -87,7 +87,7 @@ def plot(
     path: str | os.PathLike[str],
     fields: Sequence[str] = tuple(PANELS),
 ) -> Path:
-    """Draws a panel for each measured column of `fields` against the side of the image.
+    """Draws a panel for each measured column of `fields` against the size of the image.
 
     Both axes are logarithmic. The legend has each line's slope against the tokens. Lines of models
     without a part of mmvttt's (`ours`) are dashed, those of materialised attention dotted.
@@ -112,16 +112,12 @@ def plot(
                 marker = 'os^'[i // 7 % 3]
                 panel.plot(*zip(*points, strict=True), style, marker=marker, label=label)
             panel.set(xscale='log', yscale='log', ylabel=PANELS[field])
-            panel.set_xlabel('side of the image, pixels')
+            panel.set_xlabel('image size, pixels')
             panel.set_xticks(sides, names, rotation=45)
             # The cost axis keeps them: below a decade they have the only labels.
             panel.xaxis.minorticks_off()
             panel.grid(visible=True)
-            top = panel.secondary_xaxis('top')
-            top.set_xticks(sides, [f'{(side / 16) ** 2:,.0f}' for side in sides], rotation=45)
-            top.minorticks_off()
-            top.set_xlabel('area in squares of 16×16 pixels')
-            beside_panel(panel, title='slope against the patches', fontsize=10)
+            beside_panel(panel, title='1 is linear in the pixels, 2 quadratic', fontsize=10)
         return save(figure, path)
 
     return draw()

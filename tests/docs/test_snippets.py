@@ -28,6 +28,7 @@ from mmvttt.cli import tool_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+NOTEBOOKS = sorted((ROOT / 'docs' / 'notebooks').glob('*.ipynb'))
 BLOCK = re.compile(r'<!-- run(?:: (file|with|more)(?: (\S+))?)? -->\n```(\w+)\n(.*?)```', re.DOTALL)
 # Without a marker; and the command lines in them, but for schemes of one.
 OTHERS = re.compile(r'```(python|console)\n(.*?)```', re.DOTALL)
@@ -123,6 +124,16 @@ def test_examples_run(page: Path, tmp_path: Path, python: Callable) -> None:
             (tmp_path / what).write_text(blocks[0])
     if missing:
         pytest.skip(f'all else ran; not installed: {", ".join(missing)}')
+
+
+@pytest.mark.parametrize('notebook', NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebooks_run(notebook: Path, tmp_path: Path, python: Callable) -> None:
+    cells = json.loads(notebook.read_text(encoding='utf-8'))['cells']
+    code = [''.join(cell['source']) for cell in cells if cell['cell_type'] == 'code']
+    assert code
+    assert not any(cell.get('outputs') for cell in cells), 'outputs are not committed'
+    problem = python(tmp_path, code)
+    assert problem is None, problem[-3000:]
 
 
 class Parsed(Exception):

@@ -1,4 +1,4 @@
-"""Hook of mkdocs: adds the READMEs of the ops, the configs and the colours of code to the site."""
+"""Hook of mkdocs: adds the READMEs of the ops, the configs and the README's screen to the site."""
 
 import re
 from functools import partial
@@ -7,23 +7,16 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from pygments.formatters import HtmlFormatter
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds `kernels/<op>.md`, `configs/<name>.py` and `pygments.css`."""
+    """Adds `kernels/<op>.md` and `configs/<name>.py`."""
     for path in sorted(ROOT.glob('kernels/*/README.md')):
         files.append(_file(config, f'kernels/{path.parent.name}.md', path))
     for path in sorted(ROOT.glob('configs/*.py')):
         files.append(_file(config, f'configs/{path.name}', path))
-    light, dark = (
-        HtmlFormatter(style=style).get_style_defs(f'[data-bs-theme={mode}] .highlight')
-        for mode, style in (('light', 'friendly'), ('dark', 'github-dark'))
-    )
-    colours = f'{light}\n{dark}'
-    files.append(File.generated(config, 'pygments.css', content=colours))
     return files
 
 
