@@ -66,15 +66,13 @@ def table(kind: str) -> str:
 
 def weights_table() -> str:
     """The published weights of `mmvttt.checkpoints.published` in Markdown."""
-    rows = [['weights', 'published result', 'by', 'command'], ['---'] * 4]
+    rows = [['weights', 'published result', 'by'], ['---'] * 3]
     for name, row in PUBLISHED.items():
-        tool = 'generate' if row.task == 'generation' else 'test'
-        more = ' --vae sd-vae-ft-ema --classes 207 360' if tool == 'generate' else ''
-        command = f'`python tools/{tool}.py {name} {SCHEME}{name}{more}`'
-        if row.start_of:
-            command = f'the source of [{row.start_of}](../configs/{row.start_of}.py)'
+        source = f'the source of [{row.start_of}](../configs/{row.start_of}.py)'
         authors = f'[{Path(row.authors).name}]({row.authors})' if row.authors else 'this project'
-        rows.append([f'`{SCHEME}{name}`', row.results or '–', f'{authors}, {row.licence}', command])
+        result = row.results or '–'
+        result += f', {source}' if row.start_of else ''
+        rows.append([f'`{name}`', result, f'{authors}, {row.licence}'])
     return ''.join(f'| {" | ".join(row)} |\n' for row in rows)
 
 
