@@ -112,7 +112,7 @@ format: setup
 docs: setup
 	$(INSTALL) -e '.[docs]'
 	mkdir -p build/docs && ln -sfn ../../kernels build/docs/ttt_kernels
-	$(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 dist: setup
 	rm -rf dist

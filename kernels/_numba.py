@@ -129,8 +129,8 @@ def _tiles(filtered: bool) -> Callable[..., Any]:
 
             def at(operand, row, column, kind):
                 array, indices = arrays[operand], [row, column]
-                place = cgutils.get_item_pointer(context, builder, kinds[operand], array, indices)
-                return builder.bitcast(place, kind.as_pointer())
+                pointer = cgutils.get_item_pointer(context, builder, kinds[operand], array, indices)
+                return builder.bitcast(pointer, kind.as_pointer())
 
             def shifted(start, stop):
                 return [builder.add(start, ir.Constant(start.type, i)) for i in range(stop)]
@@ -262,12 +262,12 @@ def round_to_bf16(x, count, dim):
 
 
 @inlined
-def load(out, x, place, first, count, dim):
+def load(out, x, layout, first, count, dim):
     """Loads `count` tokens of `x` from `first` on and sets the rows below them to zero.
 
-    `place`: offset of the first token in `x`, whose memory is one row, and the stride to the next.
+    `layout`: offset of the first token in `x`, whose memory is one row, and the stride to the next.
     """
-    start, step = place[0] + first * place[1], place[1]
+    start, step = layout[0] + first * layout[1], layout[1]
     for t in range(count):
         row, line = out[t], x[start + t * step : start + t * step + dim]
         for i in range(dim):
@@ -277,9 +277,9 @@ def load(out, x, place, first, count, dim):
 
 
 @inlined
-def store(x, out, place, first, count, dim):
+def store(x, out, layout, first, count, dim):
     """Stores the tokens of a chunk where `load` reads them."""
-    start, step = place[0] + first * place[1], place[1]
+    start, step = layout[0] + first * layout[1], layout[1]
     for t in range(count):
         row, line = x[t], out[start + t * step : start + t * step + dim]
         for i in range(dim):

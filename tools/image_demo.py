@@ -81,13 +81,13 @@ def main() -> None:
         device = 'cpu' if args.file else args.device or cli.default_device()
         predictor = open_model(config, checkpoint, device, args.amp, args.file)
         options = args.score_thr, args.save, args.tiles, args.batch
-        start = told = time.monotonic()
+        start = reported = time.monotonic()
         predictions = predict.predict_files(predictor, pairs, *options)
         for count, (file, found, drawing) in enumerate(predictions, 1):
             print(shown(f'{file}: {found} → {drawing}'), flush=True)
             now = time.monotonic()
-            if now - told > _SELDOM:
-                told, left = now, (now - start) / count * (len(pairs) - count)
+            if now - reported > _SELDOM:
+                reported, left = now, (now - start) / count * (len(pairs) - count)
                 text = f'{count} of {len(pairs)} files, {left / 60:.0f} minutes left'
                 print(text, file=sys.stderr, flush=True)
         if args.save:

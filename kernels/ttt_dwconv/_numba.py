@@ -25,7 +25,7 @@ def _run(start, stop, shape, strides, x, y, taps, totals):
     Each row of three taps has zeros behind it, also in the totals `(·, 3, ROWS, d')`.
     """
     h, w, dim, size = shape
-    parts, columns, place = -(-h // size), taps.shape[3], np.zeros((2, 2), np.int64)
+    parts, columns, layouts = -(-h // size), taps.shape[3], np.zeros((2, 2), np.int64)
     # A column of zeros before the map, and behind it what `add_filtered` reads with every tile.
     whole = -(-w // ROWS) * ROWS
     pixels = np.zeros((size + 2, whole + ROWS, columns), taps.dtype)
@@ -33,21 +33,21 @@ def _run(start, stop, shape, strides, x, y, taps, totals):
     for number in range(start, stop):
         image, first = number // parts, number % parts * size
         for i in range(2):
-            place[i, 0], place[i, 1] = image * strides[i, 0], strides[i, 1]
+            layouts[i, 0], layouts[i, 1] = image * strides[i, 0], strides[i, 1]
         for i in range(size + 2):
             row = first - 1 + i
             count = w if 0 <= row < h else 0
-            load(pixels[i, 1 : 1 + w], x, place[0], row * w, count, dim)
+            load(pixels[i, 1 : 1 + w], x, layouts[0], row * w, count, dim)
         for i in range(min(size, h - first)):
             if len(totals):
-                load(line[:w], y, place[1], (first + i) * w, w, dim)
+                load(line[:w], y, layouts[1], (first + i) * w, w, dim)
                 for row in range(3):
                     add_filtered(totals[number, row], pixels[i + row], line[:w])
             else:
                 line[:] = 0
                 for row in range(3):
                     add_filtered(line, pixels[i + row], taps[image, row, :3])
-                store(line, y, place[1], (first + i) * w, w, dim)
+                store(line, y, layouts[1], (first + i) * w, w, dim)
         if len(totals):
             totals[number, :, 3:] = 0
 

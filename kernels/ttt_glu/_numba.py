@@ -27,23 +27,23 @@ def _run(start, stop, shape, strides, x, y, weights, totals):
     `weights` `(H, d', 2d')`, or B·H of them after the step.
     """
     tokens, heads, parts, dim = shape
-    kind, columns, place = weights.dtype, weights.shape[1], np.zeros((2, 2), np.int64)
+    kind, columns, layouts = weights.dtype, weights.shape[1], np.zeros((2, 2), np.int64)
     inputs, labels = np.zeros((_CHUNK, columns), kind), np.zeros((_CHUNK, columns), kind)
     z, p = np.zeros((_CHUNK, 2 * columns), kind), np.zeros((_CHUNK, 2 * columns), kind)
     one = kind.type(1)
     for number in range(start, stop):
         program, begin = number // parts, number % parts * _PART
         for i in range(2):
-            place[i, 0] = program // heads * strides[i, 0] + program % heads * strides[i, 2]
-            place[i, 1] = strides[i, 1]
+            layouts[i, 0] = program // heads * strides[i, 0] + program % heads * strides[i, 2]
+            layouts[i, 1] = strides[i, 1]
         for first in range(begin, min(begin + _PART, tokens), _CHUNK):
             count = min(_CHUNK, tokens - first)
             rows = -(-count // COLUMNS) * COLUMNS
-            load(inputs[:rows], x, place[0], first, count, dim)
+            load(inputs[:rows], x, layouts[0], first, count, dim)
             z[:rows] = 0
             add_product(z[:rows], inputs[:rows], weights[program % len(weights)])
             if len(totals):
-                load(labels[:rows], y, place[1], first, count, dim)
+                load(labels[:rows], y, layouts[1], first, count, dim)
                 for t in range(rows):
                     z1, z2, v = z[t, :columns], z[t, columns:], labels[t]
                     p1, p2 = p[t, :columns], p[t, columns:]
@@ -56,7 +56,7 @@ def _run(start, stop, shape, strides, x, y, weights, totals):
                 add_product(totals[number], inputs[:rows].T, p[:rows])
             else:
                 for t in range(count):
-                    at = place[1, 0] + (first + t) * place[1, 1]
+                    at = layouts[1, 0] + (first + t) * layouts[1, 1]
                     row, z1, z2 = y[at : at + dim], z[t, :columns], z[t, columns:]
                     for i in range(dim):
                         row[i] = z1[i] * (z2[i] * sigmoid(z2[i]))

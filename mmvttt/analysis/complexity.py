@@ -47,13 +47,13 @@ def computed_peak(network: nn.Module, images: tuple[int, ...], train: bool = Fal
                 module._buffers[name] = module._parameters.pop(name)
     tracker = MemTracker()
     tracker.track_external(network, image)
-    given = _total(tracker.get_tracker_snapshot('current'))
+    before = _total(tracker.get_tracker_snapshot('current'))
     with values_are_errors(network), torch.set_grad_enabled(train), tracker:
         out = network(image)
         if train:
             floats = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
             sum(x.float().sum() for x in floats).backward()
-    return (_total(tracker.get_tracker_snapshot('peak')) - given) / _MEBI
+    return (_total(tracker.get_tracker_snapshot('peak')) - before) / _MEBI
 
 
 def _total(snapshot: Any) -> int:

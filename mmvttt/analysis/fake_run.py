@@ -24,8 +24,8 @@ def copy_sharing(network: nn.Module, tensors: dict[Tensor, Tensor] | None = None
         network: Any module.
         tensors: What the copy has in the place of some parameters and buffers.
     """
-    own = [*network.parameters(), *network.buffers()]
-    return copy.deepcopy(network, {id(x): (tensors or {}).get(x, x) for x in own})
+    shared = [*network.parameters(), *network.buffers()]
+    return copy.deepcopy(network, {id(x): (tensors or {}).get(x, x) for x in shared})
 
 
 def fake_copy(network: nn.Module, image: tuple[int, ...]) -> tuple[nn.Module, Tensor]:

@@ -290,9 +290,9 @@ def _require_depth(module: nn.Module, weights: StateDict, report: LoadReport, so
         # 'layers.2.blocks.9' → 'layers.2.blocks.'
         stem = blocks[0].rpartition('.')[0] + '.'
         inside = ([n.removeprefix(stem) for n in m if n.startswith(stem)] for m in (weights, here))
-        there, own = (len({name.partition('.')[0] for name in names}) for names in inside)
+        in_file, in_model = (len({name.partition('.')[0] for name in names}) for names in inside)
         raise CheckpointMismatchError(
-            f'{source!r} is of another size: {stem}… has {there} blocks there, and {own} in '
+            f'{source!r} is of another size: {stem}… has {in_file} blocks there, and {in_model} in '
             f'{type(module).__name__}. Build the model in the size of the file, or give the '
             'weights of this size'
         )

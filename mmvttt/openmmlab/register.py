@@ -156,8 +156,8 @@ def register(kind: type[nn.Module]) -> type[nn.Module]:
 
 def _as_module(kind: type[nn.Module], module: str) -> type[nn.Module]:
     """A class of the library as a BaseModule."""
-    own = {'__module__': module, '__doc__': kind.__doc__, 'library_class': kind}
-    return type(kind.__name__, (FromLibrary, kind), own)
+    attributes = {'__module__': module, '__doc__': kind.__doc__, 'library_class': kind}
+    return type(kind.__name__, (FromLibrary, kind), attributes)
 
 
 _KINDS = (*backbones.BACKBONES.values(), adapters.ViTAdapter, *MIXERS.values())
