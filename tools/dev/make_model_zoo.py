@@ -37,9 +37,9 @@ def load_models() -> list[dict[str, Any]]:
 def table(kind: str) -> str:
     """A table of `_TABLES` in Markdown."""
     task, metrics = _TABLES[kind]
-    columns = ['config', 'weights', 'image', 'parameters', 'FLOPs', 'counted as in the paper']
+    columns = ['config', 'image', 'parameters', 'FLOPs', 'counted as in the paper']
     columns += [f"{m} (paper's)" for m in metrics]
-    rows = [[*columns, 'where'], ['---', '---', *['---:'] * (len(columns) - 2), '---']]
+    rows = [[*columns, 'where'], ['---', *['---:'] * (len(columns) - 1), '---']]
     for model in load_models():
         values = {k: v for r in model['Results'] for k, v in r['Metrics'].items()}
         # Small models of this project come with their weights; their results are no paper's.
@@ -52,7 +52,6 @@ def table(kind: str) -> str:
         rows.append(
             [
                 f'[{model["Name"]}](../{model["Config"]})',
-                f'`{SCHEME}{model["Name"]}`' if weights else '–',
                 meta['Input Size'].replace('x', '×'),
                 f'{meta["Parameters"] / 1e6:.1f} M',
                 f'{meta["FLOPs"] / 1e9:.1f} G' if 'FLOPs' in meta else '–',
