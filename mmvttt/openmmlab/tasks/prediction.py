@@ -182,7 +182,7 @@ class LabelMap(_Ranked):
 
 @dataclass(frozen=True, repr=False)
 class Classes(_Ranked):
-    """Prediction of a classifier: `scores` of all classes `(C,)`. Words, rows, pictures have five."""
+    """Prediction of a classifier: `scores` `(C,)`. Words, rows, pictures have five."""
 
     scores: np.ndarray
     digits = '.3f'
