@@ -19,8 +19,10 @@ from scipy import ndimage
 import mmvttt
 from mmvttt.errors import DataError, ResumeError, UsageError
 from mmvttt.openmmlab.apis.finetune_config import read_settings
-from mmvttt.openmmlab.apis.finetune_pictures import PICTURES, _rated
+from mmvttt.openmmlab.apis.finetune_pictures import PICTURES, _labelled, _rated
 from mmvttt.openmmlab.config import load_config
+from mmvttt.openmmlab.data.own_folder import OwnFolder
+from mmvttt.openmmlab.data.reading import Picture
 from mmvttt.openmmlab.reliability import Preempted
 from mmvttt.openmmlab.tasks.prediction import Boxes, LabelMap
 
@@ -232,6 +234,19 @@ def test_ratings_of_predictions() -> None:
     rating, matrix = _rated(LabelMap(image, names, numbers), LabelMap(image, names, numbers * 0), 2)
     assert rating == pytest.approx(1 / 3)
     assert matrix.tolist() == [[1, 0], [2, 0]]
+
+
+@pytest.mark.parametrize('palette', [None, [[1, 2, 3], [4, 5, 6]]])
+def test_labels_have_the_colours_of_predictions(palette: object, tmp_path: Path) -> None:
+    numbers = np.array([[0, 1], [255, 1]], np.uint8)
+    (tmp_path / 'maps').mkdir()
+    Image.fromarray(numbers).save(tmp_path / 'maps' / 'a.png')
+    image, classes = np.zeros((2, 2, 3), np.uint8), ['a', 'b']
+    seen = LabelMap(image, classes, numbers % 2, palette=palette)
+    data = OwnFolder(tmp_path, task='maps', classes=tuple(classes))
+    label = _labelled(Picture(tmp_path / 'a.jpg', '', inner='a'), seen, data, tmp_path)
+    assert label.colours().tolist() == [*seen.colours().tolist(), [128] * 3]
+    assert label.labels.tolist() == [[0, 1], [2, 1]]
 
 
 def test_ctrl_c_ends_with_one_line(

@@ -147,17 +147,21 @@ def _titled(prediction: Prediction) -> tuple[str, np.ndarray]:
     return '', prediction.draw()
 
 
-def _map(image: np.ndarray, classes: Sequence[str], labels: np.ndarray) -> LabelMap:
-    """Labels with a class of their own for pixels that are not labelled."""
-    return LabelMap(image, [*classes, 'not labelled'], np.minimum(labels, len(classes)))
+def _map(
+    image: np.ndarray, classes: Sequence[str], labels: np.ndarray, palette: Any = None
+) -> LabelMap:
+    """Labels with a class of their own, in grey, for pixels that are not labelled."""
+    colours = LabelMap(image, classes, labels, palette=palette).colours().tolist()
+    names, labels = [*classes, 'not labelled'], np.minimum(labels, len(classes))
+    return LabelMap(image, names, labels, palette=[*colours, [128] * 3])
 
 
-def _labelled(picture: Picture, image: np.ndarray, data: OwnFolder, out: Path) -> Prediction:
-    """Returns a picture's annotations as a prediction, to be drawn alike."""
+def _labelled(picture: Picture, prediction: Any, data: OwnFolder, out: Path) -> Prediction:
+    """What is annotated in a picture, in the colours of its prediction."""
+    image, palette = prediction.image, prediction.palette
     if data.task == 'maps':
-        return _map(
-            image, data.classes, np.asarray(open_image(out / 'maps' / f'{picture.inner}.png')[0])
-        )
+        labels = np.asarray(open_image(out / 'maps' / f'{picture.inner}.png')[0])
+        return _map(image, data.classes, labels, palette)
     if data.task == 'classes':
         return Classes(
             image, data.classes, np.eye(len(data.classes))[data.classes.index(picture.target)]
@@ -165,7 +169,7 @@ def _labelled(picture: Picture, image: np.ndarray, data: OwnFolder, out: Path) -
     labels = np.array([data.classes.index(o['category']) for o in picture.objects], int)
     boxes = np.array([o['bbox'] for o in picture.objects], float).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
-    return Boxes(image, data.classes, np.ones(len(boxes)), labels, boxes)
+    return Boxes(image, data.classes, np.ones(len(boxes)), labels, boxes, palette=palette)
 
 
 def draw_predictions(predictor: Any, data: OwnFolder, out: Path) -> None:
@@ -178,7 +182,7 @@ def draw_predictions(predictor: Any, data: OwnFolder, out: Path) -> None:
     confusion = np.zeros((count, count))
     for picture in spread(data.val, _PREDICTED):
         prediction = predictor.predict(picture.path, _SCORE)
-        label = _labelled(picture, prediction.image, data, out)
+        label = _labelled(picture, prediction, data, out)
         rating, matrix = _rated(label, prediction, count)
         confusion += matrix
         rated.append((rating, picture, label, prediction))
