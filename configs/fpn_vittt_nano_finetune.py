@@ -34,7 +34,9 @@ model = dict(
         num_classes=11,
         norm_cfg=dict(type='GN', num_groups=8),
         align_corners=False,
-        loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=False, loss_weight=1.0),
+        loss_decode=dict(
+            type='CrossEntropyLoss', use_sigmoid=False, loss_weight=1.0, avg_non_ignore=True
+        ),
     ),
     auxiliary_head=None,
 )

@@ -8,6 +8,7 @@ example: mmvttt finetune photos
 """
 
 import json
+import warnings
 from functools import partial
 
 import mmvttt
@@ -33,6 +34,8 @@ def main() -> None:
     add('--format', help='the format of the annotations, where several would explain the folder')
     add('--plan', action='store_true', help='print what would be done, as JSON')
     options = vars(parser.parse_args())
+    # What the toolboxes' authors say to whoever writes configs.
+    warnings.filterwarnings('ignore', module='mm(engine|cv|det|seg|pretrain)[.]')
     with cli.plain_errors():
         if options.pop('plan'):
             options.pop('work_dir')

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import mmengine.logging
 import pytest
+import torch
+from mmengine.runner.checkpoint import load_checkpoint
 
 from mmvttt import __main__ as report
 from mmvttt.openmmlab import compat
@@ -26,6 +28,17 @@ def test_its_module_and_its_repair_are_there(patched: compat.Patch) -> None:
     import_module(patched.target)
     outcome = compat.outcomes()[patched.name] or ''
     assert not outcome.startswith(('failed', patched.target)), outcome
+
+
+def test_what_is_loaded_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.Linear(2, 2)
+    torch.save({'other': torch.zeros(1)}, tmp_path / 'a.pth')
+    logger = mmengine.logging.MMLogger.get_current_instance()
+    logger.addHandler(caplog.handler)
+    load_checkpoint(model, str(tmp_path / 'a.pth'))
+    logger.removeHandler(caplog.handler)
+    assert 'Loads checkpoint' in caplog.text
+    assert 'unexpected key' in caplog.text
 
 
 OUTCOMES = """

@@ -159,6 +159,10 @@ def _fit_model(base: Any, own: Any, task: Task) -> None:
         for settings in (testing.rpn, training):
             settings.nms_pre = max(settings.nms_pre, 2 * proposals)
             settings.max_per_img = max(settings.max_per_img, proposals)
+        if 'sampler' in model.train_cfg.rcnn:
+            # A quarter of the proposals that are learned from are objects.
+            sampler = model.train_cfg.rcnn.sampler
+            sampler.num = max(sampler.num, 5 * own.most)
         testing.rcnn.max_per_img = max(testing.rcnn.max_per_img, math.ceil(1.5 * own.most))
     if own.task == 'maps':
         model.data_preprocessor.size = tuple(own.crop)

@@ -148,9 +148,12 @@ def planned(
                 own[key] = [round(side * 0.75 / 32) * 32 for side in own[key]]
     # More time than usual is for more steps than usual.
     steps = request.steps or min(math.ceil(enough * minutes / default_minutes()), in_time)
+    # To predict a picture takes about half as long as to train on it.
+    validation = len(data.val) * seconds / own['batch'] / 2
+    number = min(_VALIDATIONS, max(2, round(steps * seconds / 4 / validation)))
     own |= dict(
-        steps=steps, every=math.ceil(steps / _VALIDATIONS), memory=round(memory, 1),
-        minutes=round(steps * seconds / 0.8 / 60, 1),
+        steps=steps, every=math.ceil(steps / number), memory=round(memory, 1),
+        minutes=round((steps * seconds + number * validation) / 60, 1),
     )  # fmt: skip
     return base, own
 
@@ -164,7 +167,7 @@ def _enough(data: OwnFolder, batch: int) -> int:
         steps = 30 * pictures**0.5
     else:
         objects = sum(len(picture.objects) for picture in data.train)
-        steps = 35 * (objects * classes) ** 0.25
+        steps = 200 * (objects * classes) ** 0.25 / batch
     return round(max(steps, 6 * pictures / batch))
 
 
@@ -254,7 +257,7 @@ def _measured(config: Path, enough: float) -> tuple[float, float]:
         optimizer = build_optim_wrapper(model, cfg.optim_wrapper)
         batches = iter(Runner.build_dataloader(cfg.train_dataloader, seed=0))
     seconds = math.inf
-    for _ in range(2):
+    for _ in range(3):
         if seconds <= enough:
             break
         begin = time.perf_counter()

@@ -36,6 +36,7 @@ PATCHES = tuple(Patch(*row) for row in (
     ('debug-quiet', 'mmengine.logging', 'configs:silence_debugging'),
     ('safe-load', 'mmengine.runner.checkpoint', 'checkpoints:load_by_the_list'),
     ('safe-resume', 'mmengine.runner.checkpoint', 'checkpoints:drop_configs'),
+    ('loading-log', 'mmengine.runner.checkpoint', 'checkpoints:log_loading'),
     ('safe-inferencer', 'mmengine.infer.infer', 'checkpoints:ask_for_config'),
     ('plain-curves', 'mmengine.logging.history_buffer', 'checkpoints:save_numbers_only'),
     ('whole-files', 'mmengine.fileio.backends.local_backend', 'checkpoints:write_whole_files'),

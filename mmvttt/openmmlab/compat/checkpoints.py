@@ -8,6 +8,7 @@ mmengine.
 
 from __future__ import annotations
 
+import logging
 from functools import wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,17 @@ def load_by_the_list() -> None:
     if hasattr(checkpoint, '_safe_torch_load'):
         # The fork's reader adds getattr to the list, and falls back to pickle.
         replace(checkpoint, '_safe_torch_load', load_safely)
+
+
+def log_loading() -> None:
+    """Logs what mmengine prints about a checkpoint: a run's log has the rest."""
+    from mmengine.logging import print_log
+    from mmengine.runner import checkpoint
+
+    def log(message: str, logger: Any = None, level: int = logging.INFO) -> None:
+        print_log(message, logger or 'current', level)
+
+    replace(checkpoint, 'print_log', log)
 
 
 def drop_configs() -> None:
