@@ -38,6 +38,8 @@ _SECONDS_TO_ANSWER = 60
 # Transfers in turn that bring nothing, and the longest wait that a server may ask for.
 _TRIES, _LONGEST_WAIT = 3, 120.0
 _PIECE = 2**20
+# After these, the time for a transfer is said.
+_FIRST_SECONDS = 3
 _NOFOLLOW = getattr(os, 'O_NOFOLLOW', 0)
 # The digest that torch's convention puts into the name of a file.
 _NAMED = re.compile(r'-([a-f0-9]{8,64})\.')
@@ -88,6 +90,7 @@ def download(
     url: str,
     path: Path,
     problem: Callable[[Path], str | None] = lambda path: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Downloads a file to `path`, beside which its digest is kept.
 
@@ -98,6 +101,7 @@ def download(
         url: Where it is.
         path: Where it will be.
         problem: Says why a file that came must not be kept, or None.
+        say: Gets the size before the transfer, and the time for it after its first seconds.
 
     Raises:
         CheckpointError: It cannot be downloaded or written, or is not what it should be.
@@ -114,7 +118,7 @@ def download(
         if path.is_file():
             return
         _log.info('downloading %s to %s', shown(url), path)
-        partial = _transferred(url, path)
+        partial = _transferred(url, path, say)
         digest = file_digest(partial)
         fault = problem(partial)
         if not digest.startswith(expected := named_digest(path.name)):
@@ -181,7 +185,7 @@ def _record(path: Path) -> Path:
     return path.with_name(f'.{path.name}.sha256')
 
 
-def _transferred(url: str, path: Path) -> Path:
+def _transferred(url: str, path: Path, say: Callable[[str], None]) -> Path:
     """The whole file under a temporary name. A broken transfer continues from its end.
 
     The tries are counted again when bytes have come.
@@ -189,7 +193,7 @@ def _transferred(url: str, path: Path) -> Path:
     failures, most = 0, -1
     while True:
         try:
-            return _transfer(url, path)
+            return _transfer(url, path, say)
         except (HTTPException, TimeoutError, ConnectionError, URLError) as error:
             sizes = [p.stat().st_size for p in _parts(url, path)]
             failures = 1 if max(sizes, default=0) > most else failures + 1
@@ -237,7 +241,7 @@ def _version(headers: Message) -> str:
         return ''
 
 
-def _transfer(url: str, path: Path) -> Path:
+def _transfer(url: str, path: Path, say: Callable[[str], None]) -> Path:
     with urlopen(_request(url), timeout=_SECONDS_TO_ANSWER) as answer:
         length, version = answer.headers.get('Content-Length'), _version(answer.headers)
         about = f'{length}.{hashlib.sha256(version.encode()).hexdigest()[:8]}'
@@ -251,7 +255,7 @@ def _transfer(url: str, path: Path) -> Path:
         if there and there.st_size == int(length or 0):
             return partial
         if not there or not 0 < there.st_size < int(length or 0):
-            return _written(answer, partial, 0)
+            return _written(answer, partial, 0, say)
     request = _request(url)
     request.add_header('Range', f'bytes={there.st_size}-')
     if version:
@@ -260,25 +264,32 @@ def _transfer(url: str, path: Path) -> Path:
         asked = rf'bytes {there.st_size}-{int(length or 0) - 1}/({length}|\*)'
         right = re.fullmatch(asked, answer.headers.get('Content-Range') or '')
         if answer.status == 206 and right and version == _version(answer.headers):
-            return _written(answer, partial, there.st_size)
+            return _written(answer, partial, there.st_size, say)
     # From the beginning: the server has another version, or sends another part.
     partial.unlink()
-    return _transfer(url, path)
+    return _transfer(url, path, say)
 
 
-def _written(answer: HTTPResponse, partial: Path, start: int) -> Path:
+def _written(answer: HTTPResponse, partial: Path, start: int, say: Callable[[str], None]) -> Path:
     """Appends an answer to what is there of a file, from its byte `start` on."""
     flags = os.O_WRONLY | os.O_CREAT | _NOFOLLOW
     length = answer.headers.get('Content-Length')
     total = start + int(length) if length else None
     bar = tqdm(total=total, initial=start, unit='B', unit_scale=True, disable=None)
     bar.set_description(partial.name.rsplit('.', 4)[0][1:])
+    if total is not None:
+        say(f'{(total - start) / 1e6:.3g} MB to download')
+    begin, rated = time.monotonic(), False
     with open(os.open(partial, flags, 0o666), 'wb') as file, bar:
         file.truncate(start)
         file.seek(start)
         while piece := answer.read(_PIECE):
             file.write(piece)
             bar.update(len(piece))
+            seconds, come = time.monotonic() - begin, file.tell() - start
+            if total is not None and not rated and seconds > _FIRST_SECONDS:
+                say(f'in about {seconds * (total - start) / come / 60:.1f} minutes')
+                rated = True
         if total is not None and file.tell() != total:
             raise _Broken(f'{file.tell()} of {total} bytes came')
         os.fsync(file.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,11 +120,11 @@ def published(name: str) -> Published:
     return PUBLISHED[short]
 
 
-def published_file(name: str) -> Path:
+def published_file(name: str, say: Callable[[str], None] = lambda line: None) -> Path:
     """The file of `mmvttt://NAME`, downloaded if it is not on this machine.
 
     It comes with mmvttt, lies in the folder MMVTTT_WEIGHTS, or is downloaded once from
-    the mirror that MMVTTT_WEIGHTS names or from the authors' address.
+    the mirror that MMVTTT_WEIGHTS names or from the authors' address; `say` gets its size and time.
 
     Raises:
         CheckpointMissingError: There are no such weights, or not in that folder.
@@ -138,7 +139,7 @@ def published_file(name: str) -> Path:
             f'MMVTTT_WEIGHTS is a folder without {row.name}.pth and {row.name}.safetensors: put '
             f'the file of {row.url} there as {os.fspath(path)!r}'
         )
-    download(url, path, problem)
+    download(url, path, problem, say)
     return path
 
 

@@ -195,7 +195,7 @@ def test_own_weights_are_a_start(name: str, tmp_path: Path, begins: None) -> Non
     (tmp_path / 'out/run/iter_1.pth').touch()
     cfg = begun(tmp_path / 'set', tmp_path / 'more', start=tmp_path / 'out' / name, steps=1)
     assert cfg.load_from == str(tmp_path / 'out/run/iter_1.pth')
-    assert cfg.optim_wrapper.optimizer.lr == 4e-4
+    assert cfg.optim_wrapper.optimizer.lr == 8e-4
 
 
 def test_a_published_start_brings_its_own_settings(

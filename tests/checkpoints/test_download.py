@@ -43,9 +43,16 @@ def files(folder: Path) -> list[str]:
     return sorted(name for name in found if not name.endswith('.lock'))
 
 
-def test_a_published_file_is_downloaded_once(share: Share, tmp_path: Path) -> None:
+def test_a_published_file_is_downloaded_once(
+    share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, '_FIRST_SECONDS', 0)
+    lines: list[str] = []
     for _ in range(2):
+        published_file(NAME, lines.append)
         assert len(read_content(f'mmvttt://{NAME}')['a']) == 5000
+    assert [line.partition(' MB')[0] for line in lines] == [f'{len(SMALL) / 1e6:.3g}', lines[1]]
+    assert 'minutes' in lines[1]
     assert [path for path, _ in share.requests] == [f'/f/{NAME}.pth', f'/files/{NAME}.pth']
     assert files(tmp_path) == [f'.{NAME}.pth.sha256', f'{NAME}.pth']
 

@@ -21,8 +21,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
-from mmvttt.checkpoints.published import needs_download, published
-from mmvttt.checkpoints.sources import find_source
+from mmvttt.checkpoints.published import needs_download, published, published_file
 from mmvttt.errors import CheckpointError, UsageError
 from mmvttt.text import shown
 
@@ -184,7 +183,7 @@ def choose(task: str, names: Sequence[str] | None, say: Callable[[str], None]) -
         try:
             if needs_download(weights):
                 say(f'  downloads {weights}: Ctrl-C and --from {SMALL} do without it')
-            find_source(weights)
+            published_file(weights, lambda line: say(f'  {line}'))
         except CheckpointError as error:
             say(
                 f'  {weights} ({published(weights).results}) would be the better start: {error}. '

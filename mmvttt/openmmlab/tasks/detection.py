@@ -41,7 +41,7 @@ class Detection(Task):
             'maskrcnn_hvit3_t_finetune', 'mmvttt://maskrcnn_hvit3_t_3x', size=(384, 512),
             freeze=dict(frozen_stages=4), gpu=dict(size=(640, 1066)),
         ),
-        Start(_PEDESTRIANS, f'mmvttt://{_PEDESTRIANS}', 4e-4, batch=4),
+        Start(_PEDESTRIANS, f'mmvttt://{_PEDESTRIANS}', 8e-4),
     )  # fmt: skip
     merges_tiles = True
     first_output = 'dets'
