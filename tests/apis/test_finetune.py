@@ -13,6 +13,8 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.logging import print_log
+from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
 from PIL import Image
 from scipy import ndimage
 
@@ -21,8 +23,6 @@ from mmvttt.errors import DataError, ResumeError, UsageError
 from mmvttt.openmmlab.apis.finetune_config import read_settings
 from mmvttt.openmmlab.apis.finetune_pictures import PICTURES, _labelled, _rated
 from mmvttt.openmmlab.config import load_config
-from mmvttt.openmmlab.data.own_folder import OwnFolder
-from mmvttt.openmmlab.data.reading import Picture
 from mmvttt.openmmlab.reliability import Preempted
 from mmvttt.openmmlab.tasks.prediction import Boxes, LabelMap
 
@@ -237,14 +237,13 @@ def test_ratings_of_predictions() -> None:
 
 
 @pytest.mark.parametrize('palette', [None, [[1, 2, 3], [4, 5, 6]]])
-def test_labels_have_the_colours_of_predictions(palette: object, tmp_path: Path) -> None:
-    numbers = np.array([[0, 1], [255, 1]], np.uint8)
-    (tmp_path / 'maps').mkdir()
-    Image.fromarray(numbers).save(tmp_path / 'maps' / 'a.png')
+def test_labels_have_the_colours_of_predictions(palette: object) -> None:
+    numbers = torch.tensor([[[0, 1], [255, 1]]])
+    labels = SegDataSample(gt_sem_seg=PixelData(data=numbers))
+    sample = dict(inputs=torch.zeros(3, 2, 2), data_samples=labels)
     image, classes = np.zeros((2, 2, 3), np.uint8), ['a', 'b']
-    seen = LabelMap(image, classes, numbers % 2, palette=palette)
-    data = OwnFolder(tmp_path, task='maps', classes=tuple(classes))
-    label = _labelled(Picture(tmp_path / 'a.jpg', '', inner='a'), seen, data, tmp_path)
+    seen = LabelMap(image, classes, numbers[0].numpy() % 2, palette=palette)
+    label = _labelled(sample, classes, seen)
     assert label.colours().tolist() == [*seen.colours().tolist(), [128] * 3]
     assert label.labels.tolist() == [[0, 1], [2, 1]]
 

@@ -108,7 +108,13 @@ def finetune(
     for note in data.notes:
         say(f'  {note}')
     cfg, own = _configured(root, data, out, own, request, begin, say)
-    say(describe(own))
+    height, width = own['size']
+    frozen = ' (backbone frozen)' if own['frozen'] else ''
+    say(
+        f'plan      from {shown(own["start"])}{frozen}, pictures of {width}×{height}, '
+        f'{own["batch"]} a step, {own["steps"]} steps in about {own["minutes"]:g} minutes, '
+        f'{own["memory"]} GB'
+    )
     say(f'config    {_path(out / CONFIG)}')
     progress = _Progress(out / _HISTORY, task_for(data.task).measures[data.task], say)
     if not (out / _REPORT).is_file():
@@ -154,17 +160,6 @@ def _configured(
         for warning in findings.warnings:
             say(f'  {findings.key.partition("_")[0]}: {shown(warning)}')
     return cfg, own
-
-
-def describe(own: Mapping[str, Any]) -> str:
-    """The line of a report that says what is planned; see `finetune_config.entries`."""
-    height, width = own['size']
-    frozen = ' (backbone frozen)' if own['frozen'] else ''
-    return (
-        f'plan      from {shown(own["start"])}{frozen}, pictures of {width}×{height}, '
-        f'{own["batch"]} a step, {own["steps"]} steps in about {own["minutes"]:g} minutes, '
-        f'{own["memory"]} GB'
-    )
 
 
 def _folder(root: Path, out: Path, request: Request) -> tuple[Path, dict[str, Any], Request]:
@@ -313,7 +308,7 @@ def _finished(data: OwnFolder, out: Path, cfg: Config, progress: _Progress) -> P
     predictor.table = _by_class(data, progress.best)
     if not (out / _REPORT).is_file():
         draw_results(progress.history, progress.keys, predictor.table, out / 'results.png')
-        draw_predictions(predictor, data, out)
+        draw_predictions(predictor, cfg, out)
         content = dict(metrics=predictor.metrics, table=predictor.table)
         write_whole(out / _REPORT, json.dumps(content, indent=1).encode())
     return predictor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from mmengine.registry import DATASETS
 
-from mmvttt.pictures import open_image
-
 from ..config import building
 from ..data.images import spread
 from ..data.own_folder import OwnFolder
-from ..data.reading import Picture
 from ..tasks.lettering import font_for
 from ..tasks.prediction import Boxes, Classes, LabelMap, Prediction
 
@@ -99,9 +97,9 @@ def draw_results(
 def draw_data(data: OwnFolder, cfg: Any, path: Path) -> None:
     """Objects by class, size and place; training pictures as the pipeline makes them."""
     with building(cfg):
-        dataset: Any = DATASETS.build(cfg.train_dataloader.dataset)
+        samples: Any = DATASETS.build(cfg.train_dataloader.dataset)
     pages = [
-        _titled(_prepared(dataset[i], data.classes)) for i in spread([*range(len(dataset))], _SHOWN)
+        _titled(_labelled(samples[i], data.classes)) for i in spread([*range(len(samples))], _SHOWN)
     ]
     objects = [(o, p.image) for p in data.train for o in p.objects]
     names = [o['category'] for o, _ in objects] or [p.target for p in data.train]
@@ -127,16 +125,25 @@ def draw_data(data: OwnFolder, cfg: Any, path: Path) -> None:
         _images(below, pages, 4)
 
 
-def _prepared(sample: Mapping[str, Any], classes: Sequence[str]) -> Prediction:
-    """A sample of a data set with its labels."""
-    image, labels = sample['inputs'].numpy()[::-1].transpose(1, 2, 0), sample['data_samples']
+def _labelled(
+    sample: Mapping[str, Any], classes: Sequence[str], prediction: Prediction | None = None
+) -> Prediction:
+    """The labels of a data set's sample, on its picture or on the picture of a prediction."""
+    labels = sample['data_samples']
+    image, palette = sample['inputs'].numpy()[::-1].transpose(1, 2, 0), None
+    if prediction is not None:
+        image, palette = prediction.image, prediction.palette
     if 'gt_instances' in labels:
         objects = labels.gt_instances
         boxes = getattr(objects.bboxes, 'tensor', objects.bboxes).numpy()
         masks = objects.masks.to_ndarray().astype(bool) if 'masks' in objects else None
-        return Boxes(image, classes, np.ones(len(boxes)), objects.labels.numpy(), boxes, masks)
+        numbers = objects.labels.numpy()
+        return Boxes(image, classes, np.ones(len(boxes)), numbers, boxes, masks, palette=palette)
     if 'gt_sem_seg' in labels:
-        return _map(image, classes, labels.gt_sem_seg.data[0].numpy())
+        numbers = np.minimum(labels.gt_sem_seg.data[0].numpy(), len(classes))
+        # A class of their own, in grey, for pixels that are not labelled.
+        colours = LabelMap(image, classes, numbers, palette=palette).colours().tolist()
+        return LabelMap(image, [*classes, 'not labelled'], numbers, palette=[*colours, [128] * 3])
     return Classes(image, classes, np.eye(len(classes))[int(labels.gt_label)])
 
 
@@ -147,51 +154,29 @@ def _titled(prediction: Prediction) -> tuple[str, np.ndarray]:
     return '', prediction.draw()
 
 
-def _map(
-    image: np.ndarray, classes: Sequence[str], labels: np.ndarray, palette: Any = None
-) -> LabelMap:
-    """Labels with a class of their own, in grey, for pixels that are not labelled."""
-    colours = LabelMap(image, classes, labels, palette=palette).colours().tolist()
-    names, labels = [*classes, 'not labelled'], np.minimum(labels, len(classes))
-    return LabelMap(image, names, labels, palette=[*colours, [128] * 3])
-
-
-def _labelled(picture: Picture, prediction: Any, data: OwnFolder, out: Path) -> Prediction:
-    """What is annotated in a picture, in the colours of its prediction."""
-    image, palette = prediction.image, prediction.palette
-    if data.task == 'maps':
-        labels = np.asarray(open_image(out / 'maps' / f'{picture.inner}.png')[0])
-        return _map(image, data.classes, labels, palette)
-    if data.task == 'classes':
-        return Classes(
-            image, data.classes, np.eye(len(data.classes))[data.classes.index(picture.target)]
-        )
-    labels = np.array([data.classes.index(o['category']) for o in picture.objects], int)
-    boxes = np.array([o['bbox'] for o in picture.objects], float).reshape(-1, 4)
-    boxes[:, 2:] += boxes[:, :2]
-    return Boxes(image, data.classes, np.ones(len(boxes)), labels, boxes, palette=palette)
-
-
-def draw_predictions(predictor: Any, data: OwnFolder, out: Path) -> None:
+def draw_predictions(predictor: Any, cfg: Any, out: Path) -> None:
     """Labels beside predictions of the worst, typical and best pictures, and the confusions.
 
     Writes predictions.png, for label maps and classes confusion.png, and each shown prediction
     into the folder predictions.
     """
-    rated, count = [], len(data.classes)
-    confusion = np.zeros((count, count))
-    for picture in spread(data.val, _PREDICTED):
-        prediction = predictor.predict(picture.path, _SCORE)
-        label = _labelled(picture, prediction, data, out)
-        rating, matrix = _rated(label, prediction, count)
+    with building(cfg):
+        samples: Any = DATASETS.build(cfg.val_dataloader.dataset)
+    classes, root = predictor.classes, cfg.val_dataloader.dataset.data_root
+    rated, confusion = [], np.zeros((len(classes), len(classes)))
+    for number in spread([*range(len(samples))], _PREDICTED):
+        sample = samples[number]
+        path = sample['data_samples'].img_path
+        prediction = predictor.predict(path, _SCORE)
+        label = _labelled(sample, classes, prediction)
+        rating, matrix = _rated(label, prediction, len(classes))
         confusion += matrix
-        rated.append((rating, picture, label, prediction))
+        rated.append((rating, Path(os.path.relpath(path, root)), label, prediction))
     rated.sort(key=lambda entry: entry[0])
     middle = max(0, len(rated) // 2 - 1)
     numbers = dict.fromkeys([0, 1, middle, middle + 1, len(rated) - 2, len(rated) - 1])
     pages = []
-    for rating, picture, label, prediction in (rated[n] for n in numbers if 0 <= n < len(rated)):
-        name = Path(picture.inner)
+    for rating, name, label, prediction in (rated[n] for n in numbers if 0 <= n < len(rated)):
         truth, seen = _titled(label), _titled(prediction)
         pages += [(f'{name.name}: {truth[0] or "labels"}', truth[1])]
         pages += [(f'predicted {seen[0]} {rating:.2f}', seen[1])]
@@ -199,8 +184,8 @@ def draw_predictions(predictor: Any, data: OwnFolder, out: Path) -> None:
     with _page(out / 'predictions.png', 13, 9) as figure:
         figure.suptitle('the worst, typical and best pictures of the validation part')
         _images(figure, pages, 4)
-    if data.task in ('maps', 'classes'):
-        _draw_confusion(confusion, data.classes, out / 'confusion.png')
+    if confusion.any():
+        _draw_confusion(confusion, classes, out / 'confusion.png')
 
 
 def _rated(label: Any, prediction: Any, count: int) -> tuple[float, np.ndarray]:
@@ -249,13 +234,5 @@ def _draw_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path) -> N
             _ticks(axes.yaxis, classes)
             for row, column in zip(*np.nonzero(shares >= 0.01), strict=True):
                 share = shares[row, column]
-                colour = 'white' if share > 0.5 else 'black'
-                axes.text(
-                    column,
-                    row,
-                    f'{share:.2f}'.lstrip('0'),
-                    ha='center',
-                    va='center',
-                    color=colour,
-                    size=7,
-                )
+                text, colour = f'{share:.2f}'.lstrip('0'), 'white' if share > 0.5 else 'black'
+                axes.text(column, row, text, ha='center', va='center', color=colour, size=7)
