@@ -100,7 +100,7 @@ def finetune(
     check_new_folder(out)
     data = read_folder(root, format, work_dir=out)
     out.mkdir(parents=True, exist_ok=True)
-    say = _kept(out / _LINES, say)
+    say = _recorded(out / _LINES, say)
     say(
         f'{_path(root)}: {data.format}, {len(data.train)} + {len(data.val)} pictures, '
         f'{data.task} of {listed(data.classes)}'
@@ -202,15 +202,15 @@ def _digest(data: OwnFolder, lists: Mapping[str, Mapping[str, Any]]) -> str:
     return digest.hexdigest()
 
 
-def _kept(path: Path, say: Callable[[str], None]) -> Callable[[str], None]:
+def _recorded(path: Path, say: Callable[[str], None]) -> Callable[[str], None]:
     """Says a line, and adds it to a file."""
 
-    def say_and_keep(line: str) -> None:
+    def say_and_record(line: str) -> None:
         say(line)
         with open(path, 'a', encoding='utf-8') as file:
             file.write(f'{line}\n')
 
-    return say_and_keep
+    return say_and_record
 
 
 def _path(path: object) -> str:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from mmengine.registry import DATASETS
+from torchvision.ops import box_iou
 
 from ..config import building
 from ..data.images import spread
@@ -204,21 +206,15 @@ def _rated(label: Any, prediction: Any, count: int) -> tuple[float, np.ndarray]:
         pairs = count * label.labels[there] + prediction.labels[there]
         matrix = np.bincount(pairs, minlength=count**2).reshape(count, count).astype(float)
         return matrix.trace() / max(1, matrix.sum()), matrix
-    free, matches = [*range(len(label.boxes))], 0
-    for box, number in zip(prediction.boxes, prediction.labels, strict=True):
-        overlaps = {i: _overlap(box, label.boxes[i]) for i in free if label.labels[i] == number}
-        best = max(overlaps, key=overlaps.__getitem__, default=None)
-        if best is not None and overlaps[best] >= 0.5:
-            free.remove(best)
+    same = torch.from_numpy(prediction.labels)[:, None] == torch.from_numpy(label.labels)
+    boxes = (torch.from_numpy(p.boxes).double() for p in (prediction, label))
+    matches, overlaps = 0, box_iou(*boxes) * same
+    for overlap in overlaps if overlaps.numel() else ():
+        if overlap.max() >= 0.5:
             matches += 1
+            overlaps[:, overlap.argmax()] = 0
     total = len(label.boxes) + len(prediction.boxes)
     return (2 * matches / total if total else 1.0), matrix
-
-
-def _overlap(a: np.ndarray, b: np.ndarray) -> float:
-    sides = np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2])
-    shared = sides.clip(0).prod()
-    return shared / ((a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod() - shared)
 
 
 def _draw_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path) -> None:
