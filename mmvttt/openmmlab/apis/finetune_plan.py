@@ -124,7 +124,7 @@ def planned(
         start=start.weights or start.config, weights=start.weights, backbone=dict(start.backbone),
         frozen=False, rate=start.rate, size=start.size, crop=start.crop or start.size,
         batch=min(start.batch, len(data.train)), workers=0 if get_device() == 'cpu' else 4,
-        most=max(objects), steps=1000, every=1000, patience=4,
+        most=max(objects), steps=1000, every=1000, patience=5,
     )  # fmt: skip
     minutes = request.minutes or default_minutes()
     enough = _enough(data, own['batch'])
