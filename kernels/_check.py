@@ -22,13 +22,15 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 VARIABLE = 'TTT_KERNELS_CHECK'
 AGREES, DIFFERS = 'agrees', 'differs'
 # Seconds for a check; on an idle machine it takes some 30, most of them for compiling.
 LIMIT = 600.0
+# Seconds of waiting for another process after which it is said.
+PATIENCE = 5.0
 # Images of a check, and tokens of all of them, unless one image has more.
 MOST_IMAGES, MOST_TOKENS = 3, 1 << 14
 _FOLDER = Path(__file__).parent
@@ -185,7 +187,11 @@ def _first_reason(path: Path, key: dict[str, str], request: dict[str, Any]) -> s
     lock = FileLock(path.with_suffix('.lock'), fallback_to_soft=False)
     with contextlib.suppress(OSError):  # a disk without locks: each process for itself
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        try:
+            lock.acquire(PATIENCE)
+        except Timeout:
+            print(f'ttt_kernels: waits for the check of {key["op"]} by another', file=sys.stderr)
+            lock.acquire()
     try:
         kept = _read(path)
         if kept is None or not key.items() <= kept.items():

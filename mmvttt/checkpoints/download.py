@@ -135,6 +135,8 @@ def download(
         # Parts of files from other addresses, or of other versions.
         for part in path.parent.glob(f'.{glob.escape(path.name)}.*{PARTIAL}'):
             part.unlink(missing_ok=True)
+    except CheckpointError:
+        raise
     except HTTPError as error:
         advice = _ADVICE.get(error.code, 'Try again later')
         raise CheckpointError(f'{shown(url)!r}: the server says {error}. {advice}') from error
@@ -195,9 +197,9 @@ def _transferred(url: str, path: Path, say: Callable[[str], None]) -> Path:
         try:
             return _transfer(url, path, say)
         except (HTTPException, TimeoutError, ConnectionError, URLError) as error:
-            sizes = [p.stat().st_size for p in _parts(url, path)]
-            failures = 1 if max(sizes, default=0) > most else failures + 1
-            most = max(most, *sizes, 0)
+            parts = path.parent.glob(f'.{glob.escape(_part(url, path))}.*{PARTIAL}')
+            size = max((part.stat().st_size for part in parts), default=0)
+            failures, most = 1 if size > most else failures + 1, max(most, size)
             code = error.code if isinstance(error, HTTPError) else 500
             if failures >= _TRIES or (code < 500 and code not in (408, 425, 429)):
                 raise
@@ -220,10 +222,9 @@ def _retry_after(error: Exception) -> float | None:
     return min(max(seconds, 0.1), _LONGEST_WAIT)
 
 
-def _parts(url: str, path: Path, about: str = '*') -> list[Path]:
-    """The parts that have come of a file, by its address, length and version."""
-    mark = hashlib.sha256(url.encode()).hexdigest()[:12]
-    return [*path.parent.glob(f'.{glob.escape(path.name)}.{mark}.{about}{PARTIAL}')]
+def _part(url: str, path: Path) -> str:
+    """The beginning of the name of a file's part, behind a dot."""
+    return f'{path.name}.{hashlib.sha256(url.encode()).hexdigest()[:12]}'
 
 
 def _version(headers: Message) -> str:
@@ -245,8 +246,7 @@ def _transfer(url: str, path: Path, say: Callable[[str], None]) -> Path:
     with urlopen(_request(url), timeout=_SECONDS_TO_ANSWER) as answer:
         length, version = answer.headers.get('Content-Length'), _version(answer.headers)
         about = f'{length}.{hashlib.sha256(version.encode()).hexdigest()[:8]}'
-        mark = hashlib.sha256(url.encode()).hexdigest()[:12]
-        partial = path.with_name(f'.{path.name}.{mark}.{about}{PARTIAL}')
+        partial = path.with_name(f'.{_part(url, path)}.{about}{PARTIAL}')
         there = partial.lstat() if os.path.lexists(partial) else None
         if there and not (length and stat.S_ISREG(there.st_mode) and there.st_nlink == 1):
             # A link may have been planted to have its target overwritten.

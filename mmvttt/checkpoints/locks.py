@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import warnings
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
+_log = logging.getLogger(__name__)
+# Seconds after which a wait is logged.
+_PATIENCE = 5.0
 # Errors of disks without locks, such as an NFS without its lock daemon, or Lustre without flock.
 _WITHOUT_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS
 
@@ -17,7 +21,7 @@ _WITHOUT_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS
 def locked(path: str | os.PathLike[str], timeout: float = -1, **options: Any) -> FileLock:
     """Waits for a lock, for `release()`. On a disk without locks there is none, with a warning.
 
-    filelock would leave a marker there instead, which outlives a killed process.
+    A wait of seconds is logged. filelock would leave a marker there instead, which outlives a killed process.
 
     Args:
         path: The file that is locked.
@@ -30,7 +34,13 @@ def locked(path: str | os.PathLike[str], timeout: float = -1, **options: Any) ->
     """
     lock = FileLock(path, fallback_to_soft=False, **options)
     try:
-        lock.acquire(timeout)
+        try:
+            lock.acquire(timeout if timeout >= 0 else _PATIENCE)
+        except Timeout:
+            if timeout >= 0:
+                raise
+            _log.warning('waiting for another process, which holds %s', path)
+            lock.acquire()
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
             raise

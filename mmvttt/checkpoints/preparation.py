@@ -75,10 +75,8 @@ def saved_preparation(content: Any) -> Preparation | None:
             settings = {str(key): text for key, text in settings.items()}
             # The preprocessor inside of a model counts, if it has one.
             inside = {key: text for key, text in settings.items() if _INSIDE.match(key)}
-            types = filter(None, map(_STEP.fullmatch, settings))
-            step = next((m[1] for m in types if _class_of(settings[m[0]]) == 'Normalize'), '')
             before: Mapping[str, Any] = {}
-            if step:
+            if step := _normalizing(settings):
                 before = inside or settings
                 options = {k.removeprefix(step): v for k, v in settings.items() if step in k}
                 # By default mmcv's transform reverses the order.
@@ -87,6 +85,23 @@ def saved_preparation(content: Any) -> Preparation | None:
             here = _of_settings(inside or settings)
             return both(here, _of_settings(before)) if step else here
     return None
+
+
+def of_images(settings: Mapping[Any, Any]) -> dict[str, Any]:
+    """The settings of a training that `saved_preparation` reads."""
+    named = {str(key): text for key, text in settings.items()}
+    step = _normalizing(named)
+    return {
+        key: text
+        for key, text in named.items()
+        if 'data_preprocessor' in key.split('.') or (step and key.startswith(step))
+    }
+
+
+def _normalizing(settings: Mapping[str, Any]) -> str:
+    """What the keys of the pipeline's `Normalize` begin with, or ''."""
+    types = filter(None, map(_STEP.fullmatch, settings))
+    return next((m[1] for m in types if _class_of(settings[m[0]]) == 'Normalize'), '')
 
 
 def _of_settings(settings: Mapping[str, Any]) -> Preparation:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..version import __version__
 from .atomic_write import write_whole
+from .preparation import of_images
 from .read import META, open_checkpoint, saved_classes, under
 
 _HASH_DIGITS = 8
@@ -72,7 +73,7 @@ def publish_checkpoint(
     classes = {key: value for key, value in about.items() if key == 'dataset_meta'}
     meta = dict(classes, mmvttt_version=__version__)
     if isinstance(settings := about.get('settings'), dict):
-        meta['settings'] = {k: v for k, v in settings.items() if 'data_preprocessor.' in str(k)}
+        meta['settings'] = of_images(settings)
     if out.suffix == '.pth':
         buffer = io.BytesIO()
         torch.save({'state_dict': published, 'meta': meta}, buffer)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+from mmvttt.checkpoints.preparation import saved_preparation
 from mmvttt.checkpoints.publish import model_card, publish_checkpoint
 from mmvttt.checkpoints.read import open_checkpoint
 from mmvttt.errors import UsageError
@@ -51,6 +52,25 @@ def test_the_copy_has_weights_classes_and_its_hash(trained: Path, tmp_path: Path
     assert all(torch.equal(v, source[k]) for k, v in content['state_dict'].items())
     # The view into a large tensor did not bring it along.
     assert path.stat().st_size < 10000
+
+
+def test_the_copy_says_how_images_are_prepared(trained: Path, tmp_path: Path) -> None:
+    """By the preprocessor, and by a step of the pipeline; nothing else of the settings."""
+    content, step = torch.load(trained, weights_only=True), 'train_dataloader.dataset.pipeline.1.'
+    content['meta']['settings'] = {
+        **{f'{step}{key}': text for key, text in dict(type="'Normalize'", to_rgb='False').items()},
+        **{f'{step}mean.{i}': '127.5' for i in range(3)},
+        **{f'{step}std.{i}': '51.0' for i in range(3)},
+        'model.data_preprocessor.mean.0': '0.0',
+        'model.backbone.data_preprocessors': "'/home/somebody'",
+        'optim_wrapper.lr': '0.1',
+    }
+    torch.save(content, trained)
+    path = publish_checkpoint(trained, tmp_path / 'model.pth')
+    published = torch.load(path, weights_only=True)
+    assert len(published['meta']['settings']) == 9
+    assert saved_preparation(published) == saved_preparation(content)
+    assert saved_preparation(published).step
 
 
 def test_the_copy_of_a_backbone_in_half_precision(trained: Path, tmp_path: Path) -> None:

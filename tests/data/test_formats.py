@@ -16,6 +16,7 @@ from mmvttt.openmmlab.data.dataset_config import DatasetConfig
 from mmvttt.openmmlab.data.dropped import dropped_objects
 from mmvttt.openmmlab.data.images import read_image
 from mmvttt.openmmlab.data.own_folder import as_plan, read_folder, write_lists
+from mmvttt.openmmlab.data.write_coco import coco_box, coco_json
 
 H, W = 36, 48
 BOX = [6, 9, 12, 18]
@@ -280,3 +281,31 @@ def test_opencv_is_the_judge_of_a_tiff(kind: type, tmp_path: Path) -> None:
     path = os.fspath(tmp_path / 'a.tif')
     Image.fromarray(NUMBERS.astype(kind)).save(path)
     assert (read_image(path).problem is None) == (cv2.imread(path) is not None)
+
+
+def test_255_is_no_class_of_a_label_map(tmp_path: Path) -> None:
+    numbers = NUMBERS.copy()
+    numbers[0] = 255
+    data = read_folder(make(tmp_path, each(('images/{}.jpg', None), ('masks/{}.png', numbers))))
+    assert data.classes == ('class 0', 'class 1', 'class 2')
+
+
+def test_masks_are_trained_if_all_objects_have_one(tmp_path: Path) -> None:
+    content = coco(
+        NAMES, segmentation=[[x for point in OUTLINE for x in point]], area=216, iscrowd=0
+    )
+    root = make(tmp_path, each(('{}.jpg', None)) | {'a.json': content})
+    assert read_folder(root).task == 'masks'
+    content['annotations'][0].pop('segmentation')
+    data = read_folder(make(tmp_path, {'a.json': content}))
+    assert data.task == 'boxes'
+    assert any('5 of 6 objects have a mask' in note for note in data.notes)
+
+
+def test_a_file_of_coco_is_numbered_from_1() -> None:
+    """COCOeval takes 0 for "not matched"."""
+    box = coco_box('cat', 1, 2, 5, 8)
+    content = json.loads(coco_json(['dog', 'cat'], [({}, [box, box]), ({}, [box])]))
+    assert [a['id'] for a in content['annotations']] == [1, 2, 3]
+    assert [a['image_id'] for a in content['annotations']] == [1, 1, 2]
+    assert {a['category_id'] for a in content['annotations']} == {2}

@@ -8,9 +8,10 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from mmengine.registry import TRANSFORMS
 
 from mmvttt.errors import UsageError
-from mmvttt.openmmlab.export.file_model import require_same_preparation
+from mmvttt.openmmlab.export.file_model import ResizeInto, require_same_preparation
 
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
@@ -63,6 +64,14 @@ def test_a_file_is_evaluated(
     )
     said = tools.error('test.py', *line, '--onnx', cat_file, '--amp')
     assert 'not in bfloat16: leave precision out (--amp, --dtype)' in said
+
+
+def test_a_picture_is_resized_to_the_nearest_pixel() -> None:
+    with TRANSFORMS.switch_scope_and_registry('mmdet'):
+        resize = ResizeInto(dict(type='Resize'), (64, 64))
+    for sides, expected in (((101, 69), (64, 44)), ((69, 101), (44, 64)), ((640, 3), (64, 1))):
+        image = np.zeros((*sides, 3), np.uint8)
+        assert resize(dict(img=image))['img'].shape[:2] == expected
 
 
 def test_a_file_is_for_the_images_of_its_export() -> None:

@@ -148,6 +148,21 @@ def test_a_gradient_that_is_off_by_a_twentieth_is_seen(name, dtype, factor):
     assert found.startswith(f'the gradient of {record.names[index]} differs')
 
 
+@pytest.mark.parametrize('name', ['eta', 'token_scale'])
+def test_a_gradient_of_small_differences_has_a_bound(name):
+    record, args = arguments('ttt_linear', CASES['ttt_linear'], FP32)
+    index = record.names.index(name)
+    assert name in record.cancelling
+
+    def backward(*arguments):
+        grads = [*emulation.backward(*arguments)]
+        grads[index] = grads[index] * 1.02
+        return grads
+
+    wrong = types.SimpleNamespace(forward=emulation.forward, backward=backward)
+    assert verdict(record, wrong, args).startswith(f'the gradient of {name} differs')
+
+
 class Faulty:
     """The emulated scan, with an output off by one in some calls."""
 
@@ -340,10 +355,12 @@ def test_other_sources_are_checked_again(gpu, monkeypatch):
     assert ask.call_count == len(list(_check.verdicts())) == 2
 
 
-def test_ranks_of_a_node_wait_for_one(gpu, monkeypatch):
+def test_ranks_of_a_node_wait_for_one(gpu, monkeypatch, capfd):
     def slow(*_):
         time.sleep(0.5)
         return _check.AGREES, ''
+
+    monkeypatch.setattr(_check, 'PATIENCE', 0.05)
 
     ask = mock.Mock(side_effect=slow)
     monkeypatch.setattr(_check, 'ask', ask)
@@ -353,6 +370,7 @@ def test_ranks_of_a_node_wait_for_one(gpu, monkeypatch):
         found = pool.map(lambda _: _check._first_reason(_check._path(key), key, request), range(3))
     assert list(found) == [None] * 3
     assert ask.call_count == 1
+    assert capfd.readouterr().err.count('waits for the check') == 2
 
 
 def test_a_variable_leaves_checks_out_and_so_does_an_empty_batch(gpu, monkeypatch):

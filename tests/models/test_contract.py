@@ -213,7 +213,7 @@ def test_layers_of_the_learning_rate(name: str) -> None:
 
 
 @pytest.mark.parametrize('out_type', ['featmap', 'avg_featmap'])
-@pytest.mark.parametrize('frozen', [-1, 0, 2, 4])
+@pytest.mark.parametrize('frozen', [-1, 0, 3, 4])
 @pytest.mark.parametrize('name', [*OWN, 'TimmViT'])
 def test_frozen_stages(name: str, frozen: int, out_type: str) -> None:
     model = build(name, frozen_stages=frozen, out_type=out_type).train()

@@ -205,3 +205,10 @@ def test_images_that_the_weights_were_trained_on(where: str | None, tmp_path: Pa
     report = load_pretrained(TimmViT(**SMALL_DINO), tmp_path)
     assert report.preparation == (None if where in ('broken', None) else Preparation(half, third))
     assert (f'mean={half} and std={third}' in str(report)) == (report.preparation is not None)
+
+
+def test_the_norm_before_the_blocks_belongs_to_the_embedding() -> None:
+    model = TimmViT('vit_base_patch16_clip_224', model_options=SMALL, frozen_stages=0)
+    assert model.get_layer_depth('norm_pre.weight') == (0, 6)
+    assert model.get_layer_depth('norm.weight') == (5, 6)
+    assert not model.train().norm_pre.weight.requires_grad

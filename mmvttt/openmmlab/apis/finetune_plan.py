@@ -27,6 +27,7 @@ from mmvttt.text import shown
 
 from ..config import building, load_config
 from ..data.own_folder import OwnFolder, as_plan, read_folder, write_lists
+from ..reliability.weights import checkpoints_of
 from ..tasks import Start, picture_size, task_for, task_of
 from .finetune_config import BEST, CONFIG, SETTINGS, read_settings, write_config
 
@@ -210,7 +211,7 @@ def choose(task: str, names: Sequence[str] | None, say: Callable[[str], None]) -
         crop = (min(size), min(size)) if task == 'maps' else None
         config = os.path.abspath(config) if os.path.isfile(config) else config
         return Start(config, weights, None, small.batch, size, crop)
-    if f"'{weights}'" not in str(load_config(small.config).model):
+    if weights not in checkpoints_of(load_config(small.config).model):
         raise UsageError(
             f'--from {shown(" ".join(names))} is a model of {task_of(cfg).toolbox}, and {task} '
             f'need one of {task_for(task).toolbox}: leave it out, or give --from {SMALL}'

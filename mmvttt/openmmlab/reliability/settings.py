@@ -117,7 +117,8 @@ def warn_of_other_model(content: Any, cfg: Config, source: str) -> None:
         case {'meta': {'settings': Mapping() as settings}}:
             there, here = (_of_model(s) for s in (settings, training_settings(cfg)))
             pairs = ((key, there.get(key), here.get(key)) for key in {**there, **here})
-            changed = [f'{key}: {a} (here: {b})' for key, a, b in pairs if a != b]
+            # A published file has none.
+            changed = [f'{key}: {a} (here: {b})' for key, a, b in pairs if there and a != b]
             if changed:
                 more = f'; … {len(changed) - 8} more' if len(changed) > 8 else ''
                 print_log(
