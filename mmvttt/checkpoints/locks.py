@@ -21,7 +21,8 @@ _WITHOUT_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS
 def locked(path: str | os.PathLike[str], timeout: float = -1, **options: Any) -> FileLock:
     """Waits for a lock, for `release()`. On a disk without locks there is none, with a warning.
 
-    A wait of seconds is logged. filelock would leave a marker there instead, which outlives a killed process.
+    A wait of seconds is logged. On such a disk filelock would leave a marker, which outlives a
+    killed process.
 
     Args:
         path: The file that is locked.
