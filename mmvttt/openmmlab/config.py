@@ -32,7 +32,7 @@ _READ = (
 )  # fmt: skip
 
 # Entries that mmengine takes out of a dict before it calls the class.
-_BUILDERS = ('type', '_scope_', 'convert_to_iter_based', 'epoch_length')
+_BUILDERS = ('type', '_scope_', 'convert_to_iter_based', 'epoch_length', 'num_batch_per_epoch')
 
 
 def load_config(
@@ -90,9 +90,9 @@ def load_config(
         reason = f'{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})'
         raise UsageError(f"the config '{config}' cannot be read: {reason}") from error
     except ImportError as error:
-        if (toolbox := _missing_toolbox(path)) is None:
+        if (reason := missing(error.name or '')) is None:
             raise
-        raise UsageError(f"the config '{config}' needs a base: {missing(toolbox)}") from error
+        raise UsageError(f"the config '{config}' cannot be read: {reason}") from error
     if absent := [key for key in needed if cfg.get(key) is None]:
         raise UsageError(
             f"the config '{cfg.filename}' has no {', '.join(absent)}; it may be a part for the "
@@ -117,20 +117,6 @@ def load_config(
         reason = missing(scope) or f'{scope} is not installed'
         raise UsageError(f"the config's default_scope is '{scope}', and {reason}")
     return cfg
-
-
-def _missing_toolbox(path: Path) -> str | None:
-    """The toolbox that a base of a config file is from, if it is not installed."""
-    for base in Config._get_base_files(os.fspath(path)):
-        scope, _, name = base.rpartition('::')
-        if scope in _TOOLBOXES:
-            missing_one = None if find_spec(scope) else scope
-        else:
-            inner = config_root() / name if scope else path.parent / name
-            missing_one = _missing_toolbox(inner)
-        if missing_one is not None:
-            return missing_one
-    return None
 
 
 def _fetch_private(cfg: Any) -> None:
@@ -194,9 +180,13 @@ def named_entries(cfg: Config) -> Iterator[None]:
     """
     from mmengine.registry import Registry
 
+    from torch.utils.data import DataLoader
+
     # Before a training wraps some of them.
     parts = list(_parts(cfg))
-    _check_loaders(cfg)
+    for split in ('train', 'val', 'test'):
+        if isinstance(loader := cfg.get(f'{split}_dataloader'), Mapping):
+            _check_options(DataLoader, loader, parts)
     original = Registry.build
     # Errors that came out of a build inside of another.
     passed: list[TypeError] = []
@@ -265,7 +255,7 @@ def _registered(registry: Any, options: Mapping, parts: list[tuple[str, Mapping]
 
 def _key_of(name: str, options: Mapping, parts: list[tuple[str, Mapping]]) -> str:
     """The dotted key of an entry of a dict that a config has, perhaps with other entries."""
-    kinds = (None, options['type'])
+    kinds = (None, options.get('type'))
     keys = (key for key, part in parts if name in part and part.get('type') in kinds)
     return f'{next(keys, "")}{name}'
 
@@ -299,19 +289,6 @@ def _check_options(
             raise UsageError(
                 f'{_key_of(name, options, parts)}: {kind.__name__} has no option {name!r}{near}'
             ) from error
-
-
-def _check_loaders(cfg: Config) -> None:
-    """Raises a UsageError for an option that torch's DataLoader does not have."""
-    from torch.utils.data import DataLoader
-
-    names = {*inspect.signature(DataLoader).parameters, 'num_batch_per_epoch', 'type'}
-    for split in ('train', 'val', 'test'):
-        loader = cfg.get(f'{split}_dataloader')
-        for name in loader if isinstance(loader, Mapping) else ():
-            if name not in names:
-                near = suggest(name, names)
-                raise UsageError(f'{split}_dataloader.{name}: DataLoader has no such option{near}')
 
 
 def _toolbox(cfg: Config) -> str | None:

@@ -122,7 +122,6 @@ def test_check_data(tools: Any, tmp_path: Path) -> None:
 def test_a_missing_toolbox_is_named_with_its_extra(run: Callable, tools: Any) -> None:
     # A base that no other test asks for: what was found once is remembered.
     Path('config.py').write_text("_base_ = 'mmdet::_base_/schedules/schedule_20e.py'\n")
-    tools.patch.setattr('mmengine.config.config.is_installed', lambda package: False)
-    tools.patch.setattr('mmvttt.openmmlab.config.find_spec', lambda package: None)
+    tools.patch.setattr('mmvttt.openmmlab.compat.configs.find_spec', lambda package: None)
     extra = 'onedl-det' if distributions.providers('mmdet') == ['onedl-mmdetection'] else 'det'
     assert f"pip install 'mmvttt[{extra}]'" in run('train', 'config.py')

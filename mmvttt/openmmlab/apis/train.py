@@ -206,13 +206,8 @@ def train(
         The runner, after training.
 
     Raises:
-        UsageError: An option does not fit the config; the work directory cannot be written; the
-            nodes do not run the same training, or another training runs in the directory.
-        DataError: Before anything is built, where the config's data is missing, or cannot be what
-            is meant.
-        CheckpointError: Before anything is built, where weights to start from are missing;
-            `load_from` cannot be read, or has next to nothing for the model; or (as ResumeError)
-            there is nothing good to resume from.
+        UsageError: An option does not fit the config. See `protect_config` for the other errors,
+            raised before anything is built, and `protect_runner`.
     """
     needed = ('model', 'train_dataloader', 'train_cfg', 'optim_wrapper')
     cfg = load_config(config, needed=needed, **config_args)

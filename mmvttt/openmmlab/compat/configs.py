@@ -132,6 +132,8 @@ def resolve_own_configs() -> str | None:
         scope, separator, name = cfg_path.partition('::')
         if separator and scope == 'mmvttt':
             return str(own_config(name)), None
+        if (absent := distributions.missing(scope)) and find_spec(scope) is None:
+            raise ModuleNotFoundError(absent, name=scope)
         return in_toolbox(cfg_path) if separator else original(cfg_path, filename)
 
     replace(Config, '_get_cfg_path', staticmethod(get_cfg_path))
