@@ -179,7 +179,6 @@ def named_entries(cfg: Config) -> Iterator[None]:
             names the key in the config, and suggests an option or type.
     """
     from mmengine.registry import Registry
-
     from torch.utils.data import DataLoader
 
     # Before a training wraps some of them.
