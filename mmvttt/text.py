@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Collection
 
 _LONGEST = 2000
@@ -16,6 +18,11 @@ def shown(text: object, longest: int = _LONGEST) -> str:
     if len(text) > longest:
         text = f'{text[: longest // 2]} … {text[-longest // 2 :]}'
     return ''.join(c if c.isprintable() or c == '\n' else repr(c)[1:-1] for c in text)
+
+
+def command(*words: object) -> str:
+    """A command line to paste into a shell. It is not cut: a name might end outside its quotes."""
+    return shown(shlex.join(map(str, words)), sys.maxsize)
 
 
 def listed(names: Collection[object], most: int = 8, longest: int = 60) -> str:

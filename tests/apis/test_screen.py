@@ -1,9 +1,12 @@
 """What the screen shows of a training, and `--plain`."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from mmvttt.text import command
 
 
 def test_plain_leaves_the_config_as_it_is(run: Callable) -> None:
@@ -34,3 +37,9 @@ def test_the_screen_shows_a_summary_and_the_log_all(
     printed = ''.join(capfd.readouterr())
     assert 'Epoch(test)' in printed
     assert 'System environment' not in printed
+
+
+def test_a_command_to_paste_is_one_of_words() -> None:
+    words = ('mmvttt', 'finetune', "it's; touch ran\n$(touch ran)", "'; touch ran" * 1000)
+    assert shlex.split(command(*words)) == [*words]
+    assert '\x1b' not in command('\x1b]0;')

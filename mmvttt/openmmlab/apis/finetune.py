@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from mmengine.runner import Runner
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import DataError, ResumeError, UsageError
 from mmvttt.outputs import check_new_folder
-from mmvttt.text import listed, shown
+from mmvttt.text import command, listed, shown
 
 from ..config import load_config
 from ..data.annotations import check_annotations
@@ -142,10 +141,10 @@ def _configured(
     digest = _digest(data, lists)
     if own and own['data'] != digest:
         if checkpoint_in(out) is not None:
+            again = command('mmvttt', 'finetune', root, '--from', out)
             raise ResumeError(
                 f'the data in {_path(root)} are others than when {_path(out)} was trained',
-                f'train on from it with `{_command(root, "--from", out)}`, or give another '
-                '--work-dir',
+                f'train on from it with `{again}`, or give another --work-dir',
             )
         own = {}
     if not own:
@@ -216,10 +215,6 @@ def _recorded(path: Path, say: Callable[[str], None]) -> Callable[[str], None]:
 def _path(path: object) -> str:
     """A path on one line."""
     return listed([path], longest=400)
-
-
-def _command(root: Path, *options: object) -> str:
-    return shown(shlex.join(['mmvttt', 'finetune', *map(str, (root, *options))]))
 
 
 class _Progress(Hook):
@@ -327,11 +322,9 @@ def _report(
     drawn = [out / name for name in PICTURES if (out / name).is_file()]
     say(f'pictures  {listed(drawn, longest=400)}')
     say(f'best      step {best["step"]} of {last["step"]}, {_path(out / BEST)}; last: {LAST}')
-    say(
-        f'predict   {shlex.join(["mmvttt", "predict", str(out / CONFIG), str(out / BEST)])} PICTURE'
-    )
+    say(f'predict   {command("mmvttt", "predict", out / CONFIG, out / BEST)} PICTURE')
     if best is last and len(progress.history) > 1:
-        again = _command(root, '--minutes', f'{2 * minutes:g}')
+        again = command('mmvttt', 'finetune', root, '--minutes', f'{2 * minutes:g}')
         say(f'It was still learning: `{again}` trains on from there.')
 
 
