@@ -456,16 +456,17 @@ def test_tiles_overlap_and_the_best_of_an_object_stays(monkeypatch: pytest.Monke
     for x1, y1, x2, y2 in objects:
         pixels[y1:y2, x1:x2] = 255
 
-    def run(self: Predictor, prepared: list, score_thr: float) -> list[Boxes]:
-        parts, count = ndimage.label(prepared[0][:, :, 0])
-        slices = [(x.start, y.start, x.stop, y.stop) for y, x in ndimage.find_objects(parts)]
-        boxes = np.array(slices, np.float32).reshape(-1, 4)
-        scores = (boxes[:, 2:] - boxes[:, :2]).prod(1) / 3000
-        return [Boxes(prepared[0], ['cat'], scores, np.zeros(count, int), boxes)]
+    def run(_: Predictor, prepared: Iterable, batch: int, score_thr: float) -> Iterator[Boxes]:
+        for tile in prepared:
+            parts, count = ndimage.label(tile[:, :, 0])
+            slices = [(x.start, y.start, x.stop, y.stop) for y, x in ndimage.find_objects(parts)]
+            boxes = np.array(slices, np.float32).reshape(-1, 4)
+            scores = (boxes[:, 2:] - boxes[:, :2]).prod(1) / 3000
+            yield Boxes(tile, ['cat'], scores, np.zeros(count, int), boxes)
 
     predictor = Predictor.__new__(Predictor)
     predictor.task, predictor.classes, predictor.palette = task_for('boxes'), ['cat'], None
     monkeypatch.setattr(Predictor, '_run', run)
     monkeypatch.setattr(Predictor, '_prepared', lambda self, results: results['img'])
-    boxes = predictor._in_tiles(pixels, 0.0, 100)
+    boxes = predictor._in_tiles(pixels, 0.0, 2, 100)
     assert boxes.boxes.tolist() == [objects[2], objects[0], objects[1]]
