@@ -19,7 +19,6 @@ from mmengine.config import Config
 from mmengine.structures import InstanceData
 from PIL import Image
 from pycocotools.coco import COCO
-from scipy import ndimage
 
 import mmvttt
 from mmvttt.errors import CheckpointMismatchError, DataError, UsageError
@@ -28,7 +27,7 @@ from mmvttt.openmmlab.apis.predictor import Predictor, open_model
 from mmvttt.openmmlab.config import config_root
 from mmvttt.openmmlab.tasks import task_for
 from mmvttt.openmmlab.tasks.lettering import font_for
-from mmvttt.openmmlab.tasks.prediction import Boxes, Prediction
+from mmvttt.openmmlab.tasks.prediction import Prediction
 
 from ..configs.reduced import build, reduce_model, reduced, save_random
 
@@ -446,27 +445,3 @@ def test_a_head_of_random_weights_predicts_nothing(damage: str, tmp_path: Path) 
     torch.save(weights, tmp_path / 'weights.pth')
     with pytest.raises(CheckpointMismatchError):
         open_model(cfg, tmp_path / 'weights.pth')
-
-
-def test_tiles_overlap_and_the_best_of_an_object_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A detector of white rectangles, which is as sure as it sees much of one."""
-    pixels = np.zeros((60, 230, 3), np.uint8)
-    # One in a single tile, one that a tile cuts, and a large one that another tile cuts.
-    objects = [[5, 8, 25, 30], [90, 20, 108, 34], [150, 10, 185, 50]]
-    for x1, y1, x2, y2 in objects:
-        pixels[y1:y2, x1:x2] = 255
-
-    def run(_: Predictor, prepared: Iterable, batch: int, score_thr: float) -> Iterator[Boxes]:
-        for tile in prepared:
-            parts, count = ndimage.label(tile[:, :, 0])
-            slices = [(x.start, y.start, x.stop, y.stop) for y, x in ndimage.find_objects(parts)]
-            boxes = np.array(slices, np.float32).reshape(-1, 4)
-            scores = (boxes[:, 2:] - boxes[:, :2]).prod(1) / 3000
-            yield Boxes(tile, ['cat'], scores, np.zeros(count, int), boxes)
-
-    predictor = Predictor.__new__(Predictor)
-    predictor.task, predictor.classes, predictor.palette = task_for('boxes'), ['cat'], None
-    monkeypatch.setattr(Predictor, '_run', run)
-    monkeypatch.setattr(Predictor, '_prepared', lambda self, results: results['img'])
-    boxes = predictor._in_tiles(pixels, 0.0, 2, 100)
-    assert boxes.boxes.tolist() == [objects[2], objects[0], objects[1]]
