@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +13,19 @@ from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from mmvttt.arguments import check_int
 
 from ..registry import HOOKS
 from ..unwrap import bare_model
-from .nonfinite import bad_weights, image_names, loss_terms, total_loss
 
 # Steps between two checks of losses on a GPU.
 _GPU_INTERVAL = 10
+# Parts that FSDP, torch.compile and activation checkpointing add to the names of modules.
+_WRAPPERS = ('_fsdp_wrapped_module', '_checkpoint_wrapped_module', '_orig_mod')
+# Keys that identify an image of a batch, the best first.
+_NAMES = ('img_path', 'img_id', 'sample_idx')
 
 
 class AnomalyError(RuntimeError):
@@ -34,6 +39,10 @@ class _Step:
     text: str
     terms: dict[str, Tensor]
     images: list[str]
+
+    @property
+    def total(self) -> Any:
+        return sum(self.terms.values())
 
 
 @HOOKS.register_module()
@@ -89,7 +98,7 @@ class AnomalyHook(Hook):
             return
         step, rank = first
         message = _describe(step, rank)
-        if not torch.isfinite(total_loss(step.terms)):
+        if not torch.isfinite(step.total):
             if step.images:
                 message += f' Images of this batch: {", ".join(step.images)}.'
             if step is latest and model is not None:
@@ -124,7 +133,7 @@ class AnomalyHook(Hook):
         steps, self._steps = self._steps, []
         if not steps:
             return None
-        bad = torch.stack([~torch.isfinite(total_loss(step.terms)) for step in steps])
+        bad = torch.stack([~torch.isfinite(step.total) for step in steps])
         # Steps, by ranks.
         everywhere = torch.stack(all_gather(bad.int()), 1).tolist()
         return next(
@@ -134,7 +143,7 @@ class AnomalyHook(Hook):
 
 
 def _describe(step: _Step, rank: int) -> str:
-    total = total_loss(step.terms)
+    total = step.total
     here = f' on rank {rank} of {get_world_size()}' if get_world_size() > 1 else ''
     if torch.isfinite(total):
         return f'The loss is not finite at {step.text}{here}: see the message of that rank.'
@@ -143,3 +152,50 @@ def _describe(step: _Step, rank: int) -> str:
     terms = ', '.join(bad) or f'the sum of its terms is {total.item()}'
     others = f' (finite: {", ".join(good)})' if good else ''
     return f'The loss is not finite at {step.text}{here}: {terms}{others}.'
+
+
+def loss_terms(losses: Any) -> dict[str, Tensor]:
+    """The terms of the loss, by the rules of mmengine's `BaseModel.parse_losses`."""
+    terms: dict[str, Tensor] = {}
+    for name, value in losses.items() if isinstance(losses, Mapping) else ():
+        if 'loss' not in name:
+            continue
+        if isinstance(value, Tensor):
+            terms[name] = value.mean()
+        elif isinstance(value, list | tuple):
+            terms.update((f'{name}[{i}]', v.mean()) for i, v in enumerate(value))
+    return terms
+
+
+def image_names(args: tuple, kwargs: dict) -> list[str]:
+    """Names of the images of a batch, as far as it has them."""
+    names = []
+    samples = [leaf for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, 'metainfo')]
+    for i, sample in enumerate(samples):
+        given = (str(sample.metainfo[n]) for n in _NAMES if sample.metainfo.get(n) is not None)
+        names.append(next(given, f'no. {i}'))
+    return names
+
+
+def bad_weights(model: nn.Module, buffers: bool = False) -> Iterator[str]:
+    """Describes non-finite weights and buffers, if there are any."""
+    bad = [(n, p.detach()) for n, p in model.named_parameters() if not torch.isfinite(p).all()]
+    if buffers:
+        # Attention masks may be infinite.
+        bad += [
+            (n, b) for n, b in model.named_buffers() if b.is_floating_point() and b.isnan().any()
+        ]
+    if bad:
+        name, weight = bad[0]
+        plain = '.'.join(part for part in name.split('.') if part not in _WRAPPERS)
+        yield (
+            f'{len(bad)} weights{" or buffers" if buffers else ""} are not finite already, first '
+            f'{plain}: {_summary(weight)}. An earlier update is the cause: resume from a '
+            'checkpoint before it, with a lower learning rate, clip_grad or bf16 in place of fp16.'
+        )
+
+
+def _summary(tensor: Tensor) -> str:
+    bad, nan = int((~torch.isfinite(tensor)).sum()), int(tensor.isnan().sum())
+    kind = f'{str(tensor.dtype).removeprefix("torch.")} {tuple(tensor.shape)}'
+    return f'{kind} with {bad} of {tensor.numel()} values not finite ({nan} of them NaN)'

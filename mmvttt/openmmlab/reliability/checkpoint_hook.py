@@ -18,10 +18,9 @@ from mmvttt.errors import OptionTypeError
 from mmvttt.version import __version__
 
 from ..registry import HOOKS
-from .anomaly_hook import AnomalyError, AnomalyHook
+from .anomaly_hook import AnomalyError, AnomalyHook, bad_weights
 from .exact_resume import STOPPED
 from .hook_state import STATES, HookStates, drop_unreadable
-from .nonfinite import bad_weights
 from .resume import RUN_ID, joined
 from .rotation import Rotation
 from .settings import training_settings
