@@ -90,9 +90,9 @@ def load_config(
         reason = f'{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})'
         raise UsageError(f"the config '{config}' cannot be read: {reason}") from error
     except ImportError as error:
-        if (reason := missing(error.name or '')) is None:
+        if (sentence := missing(error.name or '')) is None:
             raise
-        raise UsageError(f"the config '{config}' cannot be read: {reason}") from error
+        raise UsageError(f"the config '{config}' cannot be read: {sentence}") from error
     if absent := [key for key in needed if cfg.get(key) is None]:
         raise UsageError(
             f"the config '{cfg.filename}' has no {', '.join(absent)}; it may be a part for the "
