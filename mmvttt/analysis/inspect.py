@@ -199,13 +199,13 @@ def draw_attention(look: Look) -> list[Path]:
             panels_ = axes[i * columns : (i + 1) * columns]
             show_image(panels_[0], picture, cut_middle(path.name) if i == 0 else None)
             for panel, mixing in zip(panels_[1:], chosen, strict=True):
-                (row,) = implicit_attention(mixing, [_place(query, mixing.hw)]).mean(0)
+                (row,) = implicit_attention(mixing, [_patch_at(query, mixing.hw)]).mean(0)
                 values = root_scale(row.float()).unflatten(0, mixing.hw)
                 drawn = show_map(
                     panel, values, look.size, block_title(mixing.label) if i == 0 else None
                 )
             for panel, hw in zip(panels_, [chosen[0].hw, *(m.hw for m in chosen)], strict=True):
-                row, column = divmod(_place(query, hw), hw[1])
+                row, column = divmod(_patch_at(query, hw), hw[1])
                 middle = (column + 0.5) / hw[1] * look.size[1], (row + 0.5) / hw[0] * look.size[0]
                 panel.plot(*middle, 'x', color='#ff3030', markersize=10, markeredgewidth=2.5)
         label = '√(attention / maximum,\nat least 4 means)'
@@ -266,8 +266,8 @@ def _by_layer(panel: Axes) -> None:
     panel.grid(visible=True)
 
 
-def _place(query: tuple[float, float], hw: tuple[int, int]) -> int:
-    """The patch, row by row, at a place (row, column) in [0, 1]."""
+def _patch_at(query: tuple[float, float], hw: tuple[int, int]) -> int:
+    """The patch, row by row, at (row, column) in [0, 1]."""
     row, column = (min(int(p * n), n - 1) for p, n in zip(query, hw, strict=True))
     return row * hw[1] + column
 
@@ -278,6 +278,6 @@ def _distance(mixing: Mixing) -> tuple[float, int]:
         weights = softmax_weights(mixing)[:, :, mixing.patches][..., mixing.patches]
         return attention_distance(weights, mixing.hw).mean().item(), weights.shape[2]
     thirds = (1 / 6, 1 / 2, 5 / 6)
-    places = sorted({_place((y, x), mixing.hw) for y in thirds for x in thirds})
+    places = sorted({_patch_at((y, x), mixing.hw) for y in thirds for x in thirds})
     weights = implicit_attention(mixing, places)
     return attention_distance(weights, mixing.hw, places).nanmean().item(), len(places)

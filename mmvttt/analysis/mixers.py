@@ -104,15 +104,15 @@ def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
     ops, softmax = _RecordOps(), _RecordSoftmax()
 
     def enter(module: nn.Module, *_: Any) -> None:
-        ops.found = records[module].ops = []
-        softmax.found = ()
+        ops.calls = records[module].ops = []
+        softmax.inputs = ()
 
     def leave(module: nn.Module, args: tuple, options: dict, _: Any) -> None:
         record = records[module]
         record.x = args[0]
-        _place(record, model, images, args[1:], options)
-        if softmax.found and isinstance(module, SOFTMAX):
-            record.projected = tuple(y.transpose(1, 2).flatten(2) for y in softmax.found)
+        _locate(record, model, images, args[1:], options)
+        if softmax.inputs and isinstance(module, SOFTMAX):
+            record.projected = tuple(y.transpose(1, 2).flatten(2) for y in softmax.inputs)
         ran.append(record)
 
     with ExitStack() as stack:
@@ -151,7 +151,7 @@ def out_of_memory(images: Tensor) -> UsageError:
     return UsageError(f'out of memory at {height}×{width} pixels: give smaller images', 'size')
 
 
-def _place(
+def _locate(
     record: Mixing, model: nn.Module, images: Tensor, args: tuple, options: dict[str, Any]
 ) -> None:
     """Records the map's size and the patches' positions that the mixer gets."""
@@ -198,30 +198,30 @@ class _RecordOps(TorchDispatchMode):
     """Records the ops that train inner models.
 
     Attributes:
-        found: The list to record to.
+        calls: The list to record to.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, tuple]] = []
+        self.calls: list[tuple[str, tuple]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = OPS.get(func.overloadpacket)
         if name is not None:
             arguments = RECORDS[name].arguments
             named = arguments._make(args[: len(arguments._fields)])
-            self.found.append((name, named, args[len(named)]))
+            self.calls.append((name, named, args[len(named)]))
         return func(*args, **(kwargs or {}))
 
 
 class _RecordSoftmax(TorchFunctionMode):
     """Records q, k, v `(B, H, T, d)` of the last softmax attention, normed and rotated."""
 
-    found: tuple[Tensor, ...] = ()
+    inputs: tuple[Tensor, ...] = ()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is scaled_dot_product_attention:
-            self.found = args[:3]
+            self.inputs = args[:3]
         return func(*args, **(kwargs or {}))
 
 
