@@ -224,6 +224,22 @@ def test_a_plan_is_json(tmp_path: Path) -> None:
     assert any('would be the better start' in line for line in lines)
 
 
+def test_a_plan_needs_neither_a_model_nor_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv('MMVTTT_WEIGHTS')
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path))
+    for name in ('published_file', 'load_config', '_measured', 'write_config'):
+        monkeypatch.setattr(f'mmvttt.openmmlab.apis.finetune_plan.{name}', None)
+    boxes(tmp_path / 'set', 10, objects=2)
+    lines: list[str] = []
+    plan = mmvttt.plan(tmp_path / 'set', minutes=5, say=lines.append)
+    assert plan['estimated']
+    assert plan['start'] == 'mmvttt://maskrcnn_hvit3_t_3x'
+    assert 0 < plan['minutes'] <= 5
+    assert any('downloads mmvttt://maskrcnn_hvit3_t_3x' in line for line in lines)
+
+
 def test_ratings_of_predictions() -> None:
     image, names = np.zeros((4, 4, 3), np.uint8), ['a', 'b']
     corners = np.array([[0, 0, 2, 2], [2, 2, 4, 4.0]])

@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from mmvttt.errors import CheckpointError, UsageError
 from mmvttt.text import shown
 
 from ..config import building, load_config
-from ..data.own_folder import OwnFolder, as_plan, read_folder, write_lists
+from ..data.own_folder import OwnFolder, as_plan, read_folder
 from ..reliability.weights import checkpoints_of
 from ..tasks import Start, picture_size, task_for, task_of
 from .finetune_config import BEST, CONFIG, SETTINGS, read_settings, write_config
@@ -38,6 +37,19 @@ _FEWEST = 100
 # Pixels of the smallest pictures that are tried.
 _LEAST = 320 * 240
 _VALIDATIONS = 10
+# Costs of a step by the start's config, and with a frozen backbone: seconds and GB for a megapixel
+# in one thread of a CPU, and GB besides. By `_measured` with torch 2.15 on a Xeon, but for UperNet
+# and hvit3_t, which are guesses from the detector with the same backbone.
+_COSTS = {
+    'maskrcnn_hvit3_t_finetune': ((20.0, 5.6, 1.2), (14.0, 1.8, 1.2)),
+    'maskrcnn_vittt_nano_pedestrians': ((3.0, 1.5, 1.1),),
+    'upernet_hvit3_t_finetune': ((30.0, 5.6, 1.5), (24.0, 1.8, 1.5)),
+    'fpn_vittt_nano_finetune': ((4.3, 1.3, 1.2),),
+    'hvit3_t_finetune': ((9.0, 4.0, 1.2), (3.0, 0.5, 1.2)),
+    'cifar10_vittt_nano': ((0.9, 0.6, 1.0),),
+}
+# How many such threads a GPU is worth, roughly.
+_GPU = 50
 
 
 @dataclass(frozen=True)
@@ -64,24 +76,26 @@ def plan(
     format: str | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Plans what `finetune` would do with a folder, with the same arguments. Trains nothing.
+    """Estimates what `finetune` would do with a folder, without a model or a network.
+
+    The arguments are those of `finetune`, which measures a step when it starts.
 
     Returns:
         What `as_plan` returns, and `start`, the weights or config; `frozen`, whether the backbone
         is; `size`, (height, width) of the pictures in pixels; `batch`, `steps`, `minutes`, and
-        `memory` in GB, by a measured step on this machine.
+        `memory` in GB; `estimated`, which is True.
 
     Raises:
         DataError: The folder is in none of the formats, or has errors.
         UsageError: `start` is a model of another task.
     """
     data = read_folder(Path(folder).expanduser().resolve(), format)
-    with off_screen(), tempfile.TemporaryDirectory() as out:
-        lists = dict(write_lists(data, Path(out)))
-        request = Request(start, minutes, steps, format)
-        _, own = planned(data, lists, request, Path(out), say)
+    request = Request(start, minutes, steps, format)
+    with off_screen():
+        first = choose(data.task, start, say, download=False)
+        _, own = _fitted(data, first, request, _estimated)
     taken = ('start', 'frozen', 'size', 'batch', 'steps', 'minutes', 'memory')
-    return as_plan(data) | {key: own[key] for key in taken}
+    return as_plan(data) | {key: own[key] for key in taken} | dict(estimated=True)
 
 
 @contextmanager
@@ -112,7 +126,26 @@ def planned(
         out: Gets the config of a trial.
         say: Gets lines of the report.
     """
-    start = choose(data.task, request.start, say)
+
+    def cost(base: str, own: dict[str, Any], enough: float) -> tuple[float, float]:
+        write_config(out, base, own | lists)
+        return _measured(out / CONFIG, enough)
+
+    base, own = _fitted(data, choose(data.task, request.start, say), request, cost)
+    return base, own | lists
+
+
+def _fitted(
+    data: OwnFolder,
+    start: Start,
+    request: Request,
+    cost: Callable[[str, dict[str, Any], float], tuple[float, float]],
+) -> tuple[str, dict[str, Any]]:
+    """The base config and the settings with which enough steps fit into the time.
+
+    `cost` is called with both, and the seconds that a step may take; it returns the seconds of a
+    step and the memory in GB.
+    """
     if get_device() != 'cpu':
         start = replace(start, gpu={}, freeze={}, **start.gpu)
     if start.size == (32, 32) and _typical_side(data) >= 64:
@@ -121,7 +154,7 @@ def planned(
         start = replace(start, size=(128, 128), backbone=backbone)
     objects = [len(picture.objects) for picture in (*data.train, *data.val)]
     own: dict[str, Any] = dict(
-        task=data.task, classes=list(data.classes), root=os.fspath(data.root), **lists,
+        task=data.task, classes=list(data.classes), root=os.fspath(data.root),
         start=start.weights or start.config, weights=start.weights, backbone=dict(start.backbone),
         frozen=False, rate=start.rate, size=start.size, crop=start.crop or start.size,
         batch=min(start.batch, len(data.train)), workers=0 if get_device() == 'cpu' else 4,
@@ -131,10 +164,9 @@ def planned(
     enough = _enough(data, own['batch'])
     base = start.config if start.config.endswith('.py') else f'mmvttt::{start.config}.py'
     while True:
-        write_config(out, base, own)
         # A fifth of the time is for validations.
         time_to_train = minutes * 60 * 0.8
-        seconds, memory = _measured(out / CONFIG, time_to_train / (request.steps or enough))
+        seconds, memory = cost(base, own, time_to_train / (request.steps or enough))
         in_time = max(1, int(time_to_train / seconds))
         if request.steps or in_time >= min(_FEWEST, enough):
             break
@@ -176,7 +208,9 @@ def _typical_side(data: OwnFolder) -> float:
     return float(np.median([min(p.image['height'], p.image['width']) for p in data.train]))
 
 
-def choose(task: str, names: Sequence[str] | None, say: Callable[[str], None]) -> Start:
+def choose(
+    task: str, names: Sequence[str] | None, say: Callable[[str], None], *, download: bool = True
+) -> Start:
     """The model to start from, by the argument `start` of `finetune`."""
     *better, small = task_for(task).starts
     for start in () if names else better:
@@ -184,6 +218,8 @@ def choose(task: str, names: Sequence[str] | None, say: Callable[[str], None]) -
         try:
             if needs_download(weights):
                 say(f'  downloads {weights}: Ctrl-C and --from {SMALL} do without it')
+                if not download:
+                    return start
             published_file(weights, lambda line: say(f'  {line}'))
         except CheckpointError as error:
             say(
@@ -266,6 +302,16 @@ def _measured(config: Path, enough: float) -> tuple[float, float]:
             torch.cuda.synchronize()
         seconds = min(seconds, time.perf_counter() - begin)
     return seconds, _memory(device) / 1e9
+
+
+def _estimated(base: str, own: Mapping[str, Any], enough: float) -> tuple[float, float]:
+    """`_measured` by `_COSTS`, of an unlisted config by the most of its task."""
+    name = base.rpartition(':')[2].removesuffix('.py')
+    costs = _COSTS.get(name) or _COSTS[task_for(own['task']).starts[0].config]
+    seconds, memory, program = costs[-1 if own['frozen'] else 0]
+    pixels = own['batch'] * math.prod(own['crop']) / 1e6
+    pace = torch.get_num_threads() ** 0.8 if get_device() == 'cpu' else _GPU
+    return pixels * seconds / pace, program + pixels * memory
 
 
 def _memory(device: str) -> float:
