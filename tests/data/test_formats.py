@@ -137,6 +137,22 @@ READ: dict[str, tuple[Files, str, str, int, int]] = {
         each(('images/{}.jpg', None), ('a/xmls/{}.xml', VOC)) | each(('a/trimaps/{}.png', NUMBERS)),
         'Pascal VOC', 'boxes', 5, 1,
     ),
+    'capitals': (
+        each(('IMAGES/{}.JPG', None), ('LABELS/{}.TXT', LINE)) | {'CLASSES.TXT': 'cat'},
+        'YOLO', 'boxes', 5, 1,
+    ),
+    'an address behind a caption': (
+        each(('{}.jpg', None))
+        | {'a.json': [t | dict(data=dict(text='a cat', **t['data'])) for t in map(task, NAMES)]},
+        'Label Studio', 'boxes', 5, 1,
+    ),
+    'two years of the same names': (
+        {f'{y}/JPEGImages/{i}.jpg': None for y in 'ab' for i in range(3)}
+        | {f'{y}/Annotations/{i}.xml': VOC.format(f'{i}.jpg') for y in 'ab' for i in range(3)}
+        | {f'{y}/ImageSets/Main/train.txt': '0\n1' for y in 'ab'}
+        | {f'{y}/ImageSets/Main/val.txt': '2' for y in 'ab'},
+        'Pascal VOC', 'boxes', 4, 2,
+    ),
     'one folder deeper': (
         {f's/{p}_set/{c}/{i}.jpg': None for p in ('train', 'dev') for c in 'ab' for i in (1, 2)},
         'classes', 'classes', 4, 4,
@@ -144,6 +160,7 @@ READ: dict[str, tuple[Files, str, str, int, int]] = {
     'a class called train': (CLASSES | each(('train/{}.jpg', None)), 'classes', 'classes', 15, 3),
     'a run inside': (CLASSES | each(('work_dirs/run/{}.jpg', None)), 'classes', 'classes', 10, 2),
 }  # fmt: skip
+PARTS = 'images', 'masks'
 BOMB = 'a: &a [x]\n' + ''.join(f'{c}: &{c} [*a, *a]\n' for c in 'bcd') + 'names: *d\n'
 REFUSED: dict[str, tuple[Files, str]] = {
     'two formats': (
@@ -169,6 +186,19 @@ REFUSED: dict[str, tuple[Files, str]] = {
         YOLO | each(('labels/{}.txt', f'{LINE} .3 .3 .7 .7 .2')), 'have: write kpt_shape',
     ),
     'confidences': (YOLO | each(('labels/{}.txt', f'{LINE} .9')), 'has 6 numbers'),
+    'maps of a JSON of segments': (
+        MAPS | {'a.json': dict(images=[], annotations=[dict(segments_info=[])], categories=[{}])},
+        'COCO comes near',
+    ),
+    'a mask for each object': (
+        {f'{i}/{k}/{i}{k}.png': None if k == 'images' else BINARY for i in range(6) for k in PARTS},
+        'of the same pictures',
+    ),
+    'maps of another size': (
+        each(('images/{}.jpg', None), ('masks/{}.png', NUMBERS[:9])), '0 of 6 maps .*its size',
+    ),
+    'an archive': ({'a.zip': b'PK'}, "'a.zip' is packed"),
+    'one class': (each(('cat/{}.jpg', None)), 'its 6 pictures .*fewer than two folders'),
     'two JSON files of one picture': (
         each(('{}.jpg', None)) | {f'{p}.json': coco(NAMES) for p in 'ab'}, 'another file does',
     ),

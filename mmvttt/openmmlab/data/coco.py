@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from mmvttt.text import listed
+
 from .findings import Findings, Scope
 from .images import check_images, real_paths
 
 # A larger file is not parsed before a training: 20 MB take a second, COCO's train2017 twenty.
 LARGEST = 20 * 2**20
-_SHOWN = 8
 # Why an object is not learned where this is what the file says.
 _MEANT = 'crowds', 'marked ignore'
 
@@ -300,15 +301,14 @@ def _check_categories(
     if not matched:
         findings.error(
             f'no class of metainfo is a category of {path}, so that every box would be dropped: '
-            f'the classes are {_listed(classes)}, the categories {_listed(names)}; '
+            f'the classes are {listed(classes)}, the categories {listed(names)}; '
             f"set metainfo=dict(classes={tuple(names)}), and the heads' num_classes"
         )
         return
     findings.classes = matched
     if dropped := [name for name in names if name not in classes]:
         findings.warn(
-            f'categories that are dropped, because they are no class of metainfo: '
-            f'{_listed(dropped)}'
+            f'categories that are dropped, because they are no class of metainfo: {listed(dropped)}'
         )
     if matched != tuple(classes):
         findings.warn(
@@ -413,8 +413,3 @@ def _bounds(mask: Any, size: tuple[int, int], rle: bool) -> tuple[float, ...] | 
 
     left, top, width, height = toBbox(frPyObjects(dict(size=size, counts=runs), *size)).tolist()
     return (left, top, left + width, top + height) if width else None
-
-
-def _listed(names: Sequence) -> str:
-    more = f', … ({len(names)})' if len(names) > _SHOWN else ''
-    return ', '.join(map(repr, names[:_SHOWN])) + more

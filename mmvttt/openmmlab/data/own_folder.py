@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import tempfile
@@ -104,6 +105,8 @@ def _chosen(tree: Tree, format: str | None) -> Reading:
         maps = FORMATS['maps'](tree)
         # Maps whose numbers have no names are what remains of pictures annotated otherwise.
         if maps.named or not any(r.explains for r in readings.values()):
+            near = (r for r in readings.values() if r.evidence and not maps.named)
+            maps.doubts += [f'{r.format} comes near: {r.summary}' for r in near]
             readings['maps'] = maps
         if not any(r.evidence for r in readings.values()):
             readings['classes'] = FORMATS['classes'](tree)
@@ -116,9 +119,14 @@ def _chosen(tree: Tree, format: str | None) -> Reading:
     near = explain or {name: r for name, r in readings.items() if r.evidence or format}
     texts = [f'{r.format} (--format {name}): {r.summary}' for name, r in near.items()]
     if not texts:
-        texts = [f'no format is that of its {len(tree.images)} pictures ({_suffixes(tree.files)})']
+        texts = [
+            f'no format is that of its {len(tree.images)} pictures ({_suffixes(tree.files)}): '
+            'nothing annotates them, and they lie in fewer than two folders'
+        ]
         if lists := tree.naming('.csv', '.tsv', '.json', '.jsonl', '.xml', '.txt'):
             texts.append(f'{lists[0]!r} names the pictures: export COCO, YOLO or Pascal VOC')
+        if archives := tree.having('.zip', '.tar', '.gz', '.7z', '.rar'):
+            texts.append(f'{archives[0]!r} is packed: unpack it')
         texts += [f'{path!r}: {why}' for path, why in [*tree.left_out.items()][:2]]
     what = 'is explained by several formats' if explain else 'is in none of the formats'
     raise DataError(
@@ -227,7 +235,7 @@ def _lists(tree: Tree, reading: Reading, pictures: dict[str, Picture]) -> dict[s
         if not (part := part_of(name[:-4])) or other or source in reading.used:
             continue
         lines = tree.content(source, read_lines) or []
-        named = [tree.named(line, pictures) for line in lines]
+        named = [tree.named(line, pictures, source) for line in lines]
         if sum(map(bool, named)) > len(named) / 2:
             lists[part] |= {inner for inner in named if inner}
             reading.used.add(source)
@@ -307,17 +315,13 @@ def _unpacked(archive: Path, work_dir: Path | None) -> Path:
     return target
 
 
-def picture_size(path: Path) -> dict[str, int]:
-    """Height and width, upright, or 0 if a file is not an image."""
-    return Tree(path.parent).size(path.name)
-
-
 def as_plan(data: OwnFolder) -> dict[str, Any]:
     """Converts a folder that was read to types that JSON has.
 
     `pictures` have a `path` in the folder, a `part` ('train' or 'val'), and by the task `objects`
     (`class`, `bbox` as [x, y, width, height] in pixels, `mask`), a `class`, or a `map`: the file of
-    one channel with the numbers of `classes`.
+    one channel with the numbers of `classes`. One that is written for it lasts as long as the
+    program.
     """
     pictures = []
     folder = None
@@ -330,7 +334,9 @@ def as_plan(data: OwnFolder) -> dict[str, Any]:
             elif data.task == 'maps':
                 entry['map'] = os.fspath(p.target)
                 if _converts(data, p):
-                    folder = folder or Path(tempfile.mkdtemp(prefix='mmvttt_maps_'))
+                    if folder is None:
+                        folder = Path(tempfile.mkdtemp(prefix='mmvttt_maps_'))
+                        atexit.register(shutil.rmtree, folder, ignore_errors=True)
                     entry['map'] = os.fspath(folder / f'{p.inner}.png')
                     write_map(p.target, Path(entry['map']), data.lookup)
             else:

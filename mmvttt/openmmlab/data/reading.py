@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmvttt.errors import DataError
+
+from .parts import part_of
 from .tree import Tree
 
 
@@ -32,6 +36,25 @@ class Picture:
 
 
 @dataclass
+class Label:
+    """What a file says of one picture: its name, its part, and (height, width) as annotated.
+
+    Attributes:
+        source: The file.
+        stem: The picture's name if there is none of `name`, or another label names it, too.
+        fault: Why it cannot be read, or ''.
+    """
+
+    source: str
+    name: str
+    objects: list[dict[str, Any]] = field(default_factory=list)
+    size: tuple[Any, Any] = (0, 0)
+    part: str = ''
+    stem: str = ''
+    fault: str = ''
+
+
+@dataclass
 class Reading:
     """A folder as one format reads it: its `evidence` ('' for none) and what it lacks.
 
@@ -44,6 +67,7 @@ class Reading:
         lookup: Class numbers by the numbers (or colours) in label maps, if they are others.
         named: Whether a list names the numbers in label maps.
         doubts: What speaks against the format, unless it is asked for.
+        skipped: How many annotations of each kind no training learns.
     """
 
     format: str
@@ -61,6 +85,7 @@ class Reading:
     lookup: dict[Any, int] = field(default_factory=dict)
     named: bool = False
     doubts: list[str] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
 
     @property
     def explains(self) -> bool:
@@ -83,8 +108,52 @@ class Reading:
             if name not in self.classes:
                 self.classes.append(name)
 
+    def pair(self, tree: Tree, labels: Sequence[Label], what: str) -> None:
+        """Adds what labels, which are called `what`, say of the pictures that they name."""
+        folders: dict[str, list[Label]] = defaultdict(list)
+        for label in labels:
+            folders[label.source.rpartition('/')[0]].append(label)
+        self.evidence = f'{len(labels)} {what}' if labels else self.evidence
+        for folder, members in folders.items():
+            try:
+                files = tree.find([label.name for label in members], folder)
+                stems = tree.find([label.stem for label in members if label.stem], folder)
+            except DataError as error:
+                self.lacks.append(str(error))
+                continue
+            counts = Counter(files[label.name] for label in members)
+            for label in members:
+                inner = files[label.name]
+                self.used.add(label.source)
+                # A copied label may have kept the name of another picture.
+                if label.stem and (inner is None or counts[inner] > 1):
+                    inner = stems[label.stem]
+                if inner is None:
+                    key = label.source if label.stem else f'{label.source}: {label.name}'
+                    self.broken[key] = f'it annotates {label.name!r}, which is not there'
+                elif self.repeated(inner, label.source):
+                    continue
+                elif label.fault:
+                    self.broken[label.source] = label.fault
+                    self.left_out[inner] = 'its label cannot be read'
+                else:
+                    sides = zip(('height', 'width'), map(_side, label.size), strict=True)
+                    image = {side: value for side, value in sides if value}
+                    part = label.part or part_of(inner)
+                    self.add(tree, inner, part, label.objects, image=image)
+        self.notes += [f'{n} annotations are not read: {k}' for k, n in self.skipped.items() if n]
+        self.classes.sort()
+
     def repeated(self, inner: str, source: str) -> bool:
         """Whether a picture has annotations already, which the format then lacks a choice of."""
         if inner in self.pictures:
             self.lacks.append(f'{source!r} annotates {inner!r}, which another file does: move one')
         return inner in self.pictures
+
+
+def _side(value: Any) -> int:
+    """A length in pixels as a file has it, or 0."""
+    try:
+        return int(float(value or 0))
+    except (TypeError, ValueError, OverflowError):
+        return 0

@@ -226,14 +226,21 @@ class Tree:
                     return inner
         return None
 
-    def named(self, line: str, among: Container[str]) -> str | None:
-        """The one picture whose path ends as a list's line, or as its first word."""
+    def named(self, line: str, among: Container[str], source: str) -> str | None:
+        """The picture whose path ends as a list's line, or as its first word.
+
+        Of several it is the one that shares most folders with the list.
+        """
+        near = source.split('/')[:-1]
         for text in dict.fromkeys((line, line.split()[0])):
             parts = _components(text)
             for start in range(len(parts)):
-                options = [i for i in self._ending(parts[start:]).values() if i and i in among]
-                if len(options) == 1:
-                    return options[0]
+                options: dict[int, list[str]] = defaultdict(list)
+                for inner in self._ending(parts[start:]).values():
+                    if inner and inner in among:
+                        options[common_start([near, inner.split('/')])].append(inner)
+                if options and len(best := options[max(options)]) == 1:
+                    return best[0]
         return None
 
     def facts(self, images: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mmvttt.text import listed
+
 from ..parts import part_of
 from ..reading import Reading
 from ..tree import Tree, common_start
@@ -42,6 +44,9 @@ def read(tree: Tree) -> Reading:
     reading.evidence = f'{len(reading.classes)} folders of pictures'
     if roles := [name for name in reading.classes if name.lower() in _ROLES]:
         reading.doubts.append(f'the folder {roles[0]!r} is hardly a class')
+    below = {name for parts in inside.values() for name in parts[depth + parted + 1 : -1]}
+    if len(roles := sorted(name for name in below if name.lower() in _ROLES)) > 1:
+        reading.doubts.append(f'its folders hold {listed(roles)}, of the same pictures')
     if lists := tree.naming('.csv', '.tsv', '.json', '.jsonl', '.xml'):
         reading.doubts.append(f'{lists[0]!r} names the pictures, and may annotate them')
     if unread := [source for source in tree.left_out if source.endswith(('.json', '.xml'))]:

@@ -167,7 +167,9 @@ def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> 
             break
         options[inner][os.path.dirname(source), name[cut:]] = source
     paired = sum(map(len, options.values()))
-    reading.evidence = f'{paired} of {len(maps)} maps with a picture' if paired else ''
+    if paired or reading.broken:
+        reading.evidence = f'{paired} of {len(maps)} maps with a picture of their size'
+        reading.lacks += [] if paired else [*reading.broken.values()][:1]
     several = next((kinds for kinds in options.values() if len(kinds) > 1), {})
     if several:
         # The format of VOC and CVAT: the others show objects, and drawings.

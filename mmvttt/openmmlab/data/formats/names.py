@@ -17,7 +17,7 @@ def read_names(tree: Tree, reading: Reading) -> list[str]:
     """The names in the folder's list, in the order of their numbers; lists must not differ."""
     lists: dict[str, list[str]] = {}
     for source in tree.files:
-        if source.rpartition('/')[2] not in NAMES and not source.endswith('.names'):
+        if source.rpartition('/')[2].lower() not in NAMES and not source.endswith('.names'):
             continue
         lines = tree.content(source, read_lines) or []
         if lines and lines[0].startswith('Pixel Value'):

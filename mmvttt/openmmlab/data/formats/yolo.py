@@ -29,7 +29,7 @@ def read(tree: Tree) -> Reading:
     for source in tree.having('.txt'):
         folder, _, file = source.rpartition('/')
         stem = file[:-4]
-        if file not in NAMES and ('labels' in folder.split('/') or tree.has(stem)):
+        if file.lower() not in NAMES and ('labels' in folder.split('/') or tree.has(stem)):
             labels[folder][stem] = source
     if not labels:
         return reading
@@ -77,7 +77,7 @@ def _read_labels(
     for folder, sources in labels.items():
         for stem, inner in tree.find(sources, folder).items():
             if inner is None:
-                reading.broken[sources[stem]] = 'it has no picture of its own'
+                reading.broken[sources[stem]] = 'not one picture has its name, but none or several'
             elif inner in pairs:
                 reading.lacks.append(f'{sources[stem]!r} and {pairs[inner]!r} label one picture')
             else:
@@ -106,8 +106,8 @@ def _read_labels(
         (width,) = widths
         if width % 2 == 0 or (lines > 9 and width not in (7, 9)):
             reading.lacks.append(
-                f'each line has {width} numbers, as key points have: write kpt_shape into '
-                'data.yaml, which reads the boxes (key points are not trained)'
+                f'each line has {width} numbers, as key points (or predictions) have: write '
+                'kpt_shape into data.yaml, which reads the boxes (key points are not trained)'
             )
         elif width == 9:
             reading.notes.append(
