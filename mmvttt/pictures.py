@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from http.client import HTTPException
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
@@ -86,7 +87,7 @@ def open_image(path: str | os.PathLike[str]) -> tuple[Image.Image, bool]:
         raise ImageError('empty images', f'{name} is empty: give another image')
     try:
         with Image.open(path, formats=FORMATS) as image:
-            deep = ';16' in str(getattr(image, 'tile', ''))
+            deep = any(map(_has_16_bits, image.tile))
             image.load()
             return image, deep
     except UnidentifiedImageError as error:
@@ -102,10 +103,16 @@ def open_image(path: str | os.PathLike[str]) -> tuple[Image.Image, bool]:
         ) from error
     except Exception as error:
         # Pillow's decoders raise errors of any type, with numbers that differ between files.
-        reason = 'truncated' if 'truncated' in str(error) else type(error).__name__
         raise ImageError(
-            f'images that cannot be decoded ({reason})', f'{name} cannot be decoded ({reason})'
+            'images that cannot be decoded (damaged or truncated)',
+            f'{name} cannot be decoded: it is damaged or truncated',
         ) from error
+
+
+def _has_16_bits(tile: tuple[Any, ...]) -> bool:
+    """Whether the last item of a tile of Pillow's has a raw mode such as `RGB;16B`."""
+    raw = tile[3][0] if isinstance(tile[3], tuple) and tile[3] else tile[3]
+    return isinstance(raw, str) and raw.partition(';')[2].startswith('16')
 
 
 def whole_header(path: str | os.PathLike[str]) -> tuple[tuple[int, int], int | None] | None:

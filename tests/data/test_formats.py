@@ -183,9 +183,9 @@ REFUSED: dict[str, tuple[Files, str]] = {
         each(('{}.jpg', None), ('{}.xml', VOC.replace('bndbox', 'robndbox'))), 'rotated boxes',
     ),
     'key points without their shape': (
-        YOLO | each(('labels/{}.txt', f'{LINE} .3 .3 .7 .7 .2')), 'have: write kpt_shape',
+        YOLO | each(('labels/{}.txt', f'{LINE} .3 .3 .7 .7 .2')), 'write kpt_shape',
     ),
-    'confidences': (YOLO | each(('labels/{}.txt', f'{LINE} .9')), 'has 6 numbers'),
+    'confidences': (YOLO | each(('labels/{}.txt', f'{LINE} .9')), '6 numbers in a line'),
     'maps of a JSON of segments': (
         MAPS | {'a.json': dict(images=[], annotations=[dict(segments_info=[])], categories=[{}])},
         'COCO comes near',

@@ -128,11 +128,11 @@ def planned(
     """
 
     def cost(base: str, own: dict[str, Any], enough: float) -> tuple[float, float]:
-        write_config(out, base, own | lists)
+        write_config(out, base, {**own, **lists})
         return _measured(out / CONFIG, enough)
 
     base, own = _fitted(data, choose(data.task, request.start, say), request, cost)
-    return base, own | lists
+    return base, {**own, **lists}
 
 
 def _fitted(

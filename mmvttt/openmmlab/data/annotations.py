@@ -26,7 +26,7 @@ from ..tasks import class_counts, task_of
 from .coco import check_coco
 from .dataset_config import SPLITS, DatasetConfig, datasets_of
 from .dropped import dropped_objects
-from .findings import Findings, Scope
+from .findings import Findings
 from .folders import check_folders
 from .images import read_image
 from .labels import check_labels
@@ -82,7 +82,7 @@ def check_annotations(
     thorough: bool = True,
     images: bool = True,
 ) -> Iterator[Findings]:
-    """Yields the findings in each data set of a supported format; the options are `Scope`'s.
+    """Yields the findings in each data set of a supported format, as deep as `Findings` says.
 
     Raises a MissingDataError first, see `check_paths`.
     """
@@ -92,7 +92,7 @@ def check_annotations(
         format = data.format if data.split in splits and not data.metric else ''
         if not format or data.remote or data.config in [other.config for other, _ in checked]:
             continue
-        findings = Findings(data.key)
+        findings = Findings(data.key, thorough, images and data.reads_files)
         try:
             # Without its pipeline, which a user's class may set itself, and not loaded yet.
             config = {**data.config, 'lazy_init': True, '_scope_': data.scope}
@@ -108,8 +108,7 @@ def check_annotations(
                     f'classes: write a tuple, classes=({names!r},)'
                 )
             else:
-                reads = Scope(thorough, images and data.reads_files)
-                _CHECKS[format](cfg, sets, data, dataset, findings, reads)
+                _CHECKS[format](cfg, data, dataset, findings)
         for former, other in checked:
             _compare_files(former, other, data, findings)
         if checked and findings.classes is not None:
@@ -118,15 +117,8 @@ def check_annotations(
         yield findings
 
 
-def _check_boxes(
-    cfg: Config,
-    sets: Sequence[DatasetConfig],
-    data: DatasetConfig,
-    dataset: Any,
-    findings: Findings,
-    scope: Scope,
-) -> None:
-    classes = dataset.metainfo.get('classes') or ()
+def _check_boxes(cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings) -> None:
+    classes, sets = dataset.metainfo.get('classes') or (), datasets_of(cfg)
     several = sum((other.split, other.metric) == (data.split, False) for other in sets) > 1
     # An evaluator of several sets may read all their annotations from one file.
     expected = '' if several else data.paths.get('ann_file', '')
@@ -134,7 +126,7 @@ def _check_boxes(
     for metric in sets if expected else ():
         path = metric.paths.get('ann_file') if metric.metric and metric.split in same else None
         if path and os.path.realpath(path) != os.path.realpath(expected):
-            (findings.error if scope.thorough else findings.warn)(
+            (findings.error if findings.thorough else findings.warn)(
                 f'{metric.key}.ann_file is {path!r}, and {data.key} reads {expected!r}: '
                 'predictions are compared with the annotations of other images; set '
                 f'{metric.key}.ann_file={expected}'
@@ -142,14 +134,13 @@ def _check_boxes(
     check_coco(
         dataset,
         findings,
-        scope,
         is_training=data.split == 'train',
         # One of several sets may have only images without a box.
         needs_boxes=data.split == 'train' and not several,
         masks=any(transform.get('with_mask') for _, transform in data.transforms),
         most=_most_objects(cfg),
     )
-    if scope.thorough and scope.images and data.split == 'train' and not findings.errors:
+    if findings.thorough and findings.images and data.split == 'train' and not findings.errors:
         for text in dropped_objects(data):
             findings.warn(text)
     # The labels of a model of language and vision are numbers of words.
@@ -172,14 +163,7 @@ def _most_objects(cfg: Config) -> tuple[str, int] | None:
     return None
 
 
-def _check_maps(
-    cfg: Config,
-    sets: Sequence[DatasetConfig],
-    data: DatasetConfig,
-    dataset: Any,
-    findings: Findings,
-    scope: Scope,
-) -> None:
+def _check_maps(cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings) -> None:
     classes, heads = dataset.metainfo.get('classes'), task_of(cfg).heads_of(cfg)
     for key, head in heads.items():
         _check_softmax(key, head, 'loss_decode', findings)
@@ -192,20 +176,13 @@ def _check_maps(
         findings.warn(f'the numbers in the label maps are not checked: {transform} may change them')
         limits = []
     ignored = {head.get('ignore_index', 255) for head in heads.values()}
-    check_labels(dataset, min(limits, default=None), findings, scope, ignored or {255})
+    check_labels(dataset, min(limits, default=None), findings, ignored or {255})
 
 
-def _check_pictures(
-    cfg: Config,
-    sets: Sequence[DatasetConfig],
-    data: DatasetConfig,
-    dataset: Any,
-    findings: Findings,
-    scope: Scope,
-) -> None:
+def _check_pictures(cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings) -> None:
     heads = task_of(cfg).heads_of(cfg)
     counts = class_counts(heads)
-    check_folders(dataset, next(iter(counts.values()), None), findings, scope)
+    check_folders(dataset, next(iter(counts.values()), None), findings)
     resizing = (t for name, t in data.transforms if name.startswith(('Resize', 'Random')))
     first = next(resizing, {})
     crop = first.get('crop_size') if str(first.get('type')).endswith('RandomCrop') else None

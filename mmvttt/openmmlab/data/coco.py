@@ -13,7 +13,7 @@ import numpy as np
 
 from mmvttt.text import listed
 
-from .findings import Findings, Scope
+from .findings import Findings
 from .images import check_images, real_paths
 
 # A larger file is not parsed before a training: 20 MB take a second, COCO's train2017 twenty.
@@ -59,7 +59,6 @@ _ENTRIES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
 def check_coco(
     dataset: Any,
     findings: Findings,
-    scope: Scope,
     *,
     is_training: bool,
     needs_boxes: bool,
@@ -75,7 +74,7 @@ def check_coco(
     if not os.path.isfile(path):
         findings.error(f'ann_file {path!r} is not a file: set it to the JSON of the annotations')
         return
-    if not scope.thorough and os.path.getsize(path) > LARGEST:
+    if not findings.thorough and os.path.getsize(path) > LARGEST:
         return
     content = _read(path, findings, is_training)
     if content is None:
@@ -101,7 +100,7 @@ def check_coco(
                 'config of boxes such as fasterrcnn_vittt_s_1x.py',
                 f'annotation {ann["id"]}',
             )
-        elif scope.thorough and isinstance(mask, dict) and _runs(mask, size) is None:
+        elif findings.thorough and isinstance(mask, dict) and _runs(mask, size) is None:
             findings.error('masks (RLE) that do not fill their image', f'annotation {ann["id"]}')
     if not findings.errors:
         try:
@@ -130,17 +129,17 @@ def check_coco(
                     f'as missed: raise {most[0]}={most[1]}',
                     f'id {image!r} ({len(labels)})',
                 )
-        for image in images if scope.thorough else ():
+        for image in images if findings.thorough else ():
             if not learned.get(image['id']) and (
                 dataset._indices is None or image['id'] in learned
             ):
                 findings.warn('images without a box', image['file_name'])
     _check_repeated(listed, findings)
-    _check_conventions(listed, sizes, scope.thorough, findings)
+    _check_conventions(listed, sizes, findings)
     folder = dataset.data_prefix.get('img') or ''
     files = [(os.path.join(folder, i['file_name']), sizes[i['id']]) for i in images]
-    findings.files = real_paths((file for file, _ in files), scope)
-    check_images(files, findings, scope)
+    findings.files = real_paths((file for file, _ in files), findings.thorough)
+    check_images(files, findings)
 
 
 def _account(
@@ -342,9 +341,7 @@ def _runs(mask: Mapping[str, Any], size: tuple[int, int]) -> list[int] | None:
     return runs if fills else None
 
 
-def _check_conventions(
-    annotations: Sequence[dict], sizes: Sizes, rle: bool, findings: Findings
-) -> None:
+def _check_conventions(annotations: Sequence[dict], sizes: Sizes, findings: Findings) -> None:
     """Reports boxes that are not around their mask, or without one reach beyond their image.
 
     It is an error if most are, or if all boxes without a mask would fit as corners.
@@ -353,7 +350,7 @@ def _check_conventions(
     bare: list[tuple[dict, bool]] = []
     for ann in annotations:
         size, (x, y, width, height) = sizes[ann['image_id']], ann['bbox']
-        if (around := _is_around(ann, size, rle)) is not None:
+        if (around := _is_around(ann, size, findings.thorough)) is not None:
             masked.append((ann, around))
         elif min(width, height) > 0:
             bare.append((ann, _fits((x, y, x + width, y + height), size)))

@@ -8,25 +8,15 @@ from dataclasses import dataclass, field
 _SHOWN = 3
 
 
-@dataclass(frozen=True)
-class Scope:
-    """How much of a data set is checked.
-
-    Attributes:
-        thorough: Every annotation and file; else quick checks of what ruins most trainings.
-        images: Whether to decode the images, or if not thorough, to check that some exist.
-    """
-
-    thorough: bool
-    images: bool
-
-
 @dataclass
 class Findings:
     """Errors and warnings. Errors make a training fail or wrong; warnings name data that it drops.
 
     Attributes:
         key: The data set's key in the config, e.g. `train_dataloader.dataset`.
+        thorough: Whether every annotation and file is checked; else quickly what ruins most
+            trainings.
+        images: Whether to decode the images, or if not thorough, to check that some exist.
         summary: Its size, e.g. `100 images, 353 annotations`.
         classes: Names of its labels 0, 1, …, or None if unknown.
         files: Paths of its pictures.
@@ -34,6 +24,8 @@ class Findings:
     """
 
     key: str
+    thorough: bool = False
+    images: bool = False
     summary: str = ''
     classes: tuple[str, ...] | None = None
     files: set[str] = field(default_factory=set)

@@ -6,14 +6,14 @@ import os
 from collections import Counter
 from typing import Any
 
-from .findings import Findings, Scope
+from .findings import Findings
 from .images import check_images, check_unread, real_paths
 
 # Names of folders that are parts of the data rather than classes.
 _PARTS = ('train', 'val', 'valid', 'validation', 'test', 'training', 'testing', 'images', 'labels')
 
 
-def check_folders(dataset: Any, num_classes: int | None, findings: Findings, scope: Scope) -> None:
+def check_folders(dataset: Any, num_classes: int | None, findings: Findings) -> None:
     """Checks the files of a `CustomDataset` of mmpretrain; if not thorough, folder names or a list.
 
     The data set is not loaded yet; `num_classes` are the head's.
@@ -54,9 +54,9 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
                     f'whose names the predictions get: write classes={tuple(names)!r}'
                 )
                 break
-        check_unread(root, dataset.extensions, findings, scope, case=False)
+        check_unread(root, dataset.extensions, findings, case=False)
         findings.files = {os.path.realpath(root)}
-    if not (scope.thorough or listed):
+    if not (findings.thorough or listed):
         return
     try:
         # Warns of folders without an image.
@@ -70,7 +70,7 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
     if listed and classes:
         findings.classes = classes
     findings.summary = f'{len(samples)} images in {listed or root}'
-    findings.files = real_paths((sample['img_path'] for sample in samples), scope)
+    findings.files = real_paths((sample['img_path'] for sample in samples), findings.thorough)
     labels = Counter(label for s in samples if type(label := s.get('gt_label')) is int)
     for number, name in enumerate(findings.classes or ()):
         findings.account.append(f'{name}: {labels[number]} pictures')
@@ -83,4 +83,4 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings, sco
                 f'labels outside the {num_classes} classes (0 to {num_classes - 1})',
                 f'{sample["img_path"]} {label}',
             )
-    check_images([(sample['img_path'], None) for sample in samples], findings, scope)
+    check_images([(sample['img_path'], None) for sample in samples], findings)

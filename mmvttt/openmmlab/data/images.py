@@ -25,7 +25,7 @@ from mmvttt.pictures import (
     whole_header,
 )
 
-from .findings import Findings, Scope
+from .findings import Findings
 
 # EXIF orientations with a rotation by 90°; OpenCV and mmcv apply them.
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
@@ -81,12 +81,10 @@ def glance(path: str) -> ImageFacts:
     return ImageFacts(None, size[::-1] if turned else size, turned)
 
 
-def check_images(
-    images: Iterable[tuple[str, tuple[int, int] | None]], findings: Findings, scope: Scope
-) -> None:
+def check_images(images: Iterable[tuple[str, tuple[int, int] | None]], findings: Findings) -> None:
     """Decodes image files, given with (height, width) or None; else checks that a few exist."""
-    images = list(images) if scope.images else []
-    if not scope.thorough:
+    images = list(images) if findings.images else []
+    if not findings.thorough:
         images = spread(images)
         missing = [path for path, _ in images if not os.path.isfile(path)]
         if missing:
@@ -96,7 +94,7 @@ def check_images(
             )
             return
         images = spread(images, _DECODED)
-    facts = decoded(read_image, [path for path, _ in images], scope)
+    facts = decoded(read_image, [path for path, _ in images], findings.thorough)
     for (path, noted), image in zip(images, facts, strict=True):
         if image.largest is not None:
             findings.warn(
@@ -115,14 +113,14 @@ def check_images(
 
 
 def check_unread(
-    folder: str, suffixes: tuple[str, ...], findings: Findings, scope: Scope, *, case: bool = True
+    folder: str, suffixes: tuple[str, ...], findings: Findings, *, case: bool = True
 ) -> None:
     """Warns of pictures in a folder that are not read because of other suffixes.
 
     `case`: whether capitals matter in the suffixes.
     """
     files = (os.path.join(path, name) for path, _, names in os.walk(folder) for name in names)
-    for path in itertools.islice(files, None if scope.thorough else _SEARCHED):
+    for path in itertools.islice(files, None if findings.thorough else _SEARCHED):
         name = path.lower()
         if name.endswith(SUFFIXES) and not (path if case else name).endswith(suffixes):
             findings.warn(
@@ -132,20 +130,20 @@ def check_unread(
             )
 
 
-def real_paths(paths: Iterable[str], scope: Scope) -> set[str]:
+def real_paths(paths: Iterable[str], thorough: bool) -> set[str]:
     """The files behind paths; if not thorough, only links of folders are followed, in seconds."""
-    if scope.thorough:
+    if thorough:
         return set(map(os.path.realpath, paths))
     real_folder = cache(os.path.realpath)
     return {os.path.join(real_folder(os.path.dirname(p)), os.path.basename(p)) for p in paths}
 
 
-def decoded(read: Callable[[str], Any], paths: list[str], scope: Scope) -> Iterator[Any]:
+def decoded(read: Callable[[str], Any], paths: list[str], bar: bool = False) -> Iterator[Any]:
     """`read` of each file, in threads: Pillow decodes without holding the GIL."""
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         read_files: Iterable[Any] = pool.map(read, paths)
         console = Console(stderr=True)
-        if scope.thorough and console.is_terminal:
+        if bar and console.is_terminal:
             read_files = track(read_files, 'files', len(paths), console=console, transient=True)
         yield from read_files
 

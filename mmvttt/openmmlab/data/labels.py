@@ -12,7 +12,7 @@ import numpy as np
 
 from mmvttt.pictures import open_image
 
-from .findings import Findings, Scope
+from .findings import Findings
 from .images import check_images, check_unread, decoded, read_image, real_paths, spread
 
 # Maps decoded before a training: wrong labels are mostly wrong everywhere.
@@ -24,7 +24,6 @@ def check_labels(
     dataset: Any,
     num_classes: int | None,
     findings: Findings,
-    scope: Scope,
     ignored: Collection[int] = (_IGNORED,),
 ) -> None:
     """Checks the label maps (if not thorough, a few) and images of a `BaseSegDataset`.
@@ -44,7 +43,7 @@ def check_labels(
         # Both may lie in one folder.
         suffixes = dataset.img_suffix, dataset.seg_map_suffix
         beside = folder == dataset.data_prefix.get('seg_map_path')
-        check_unread(folder, suffixes if beside else suffixes[:1], findings, scope)
+        check_unread(folder, suffixes if beside else suffixes[:1], findings)
     if not samples:
         findings.error(
             f'there is no image *{dataset.img_suffix} in {folder}: correct img_suffix or '
@@ -52,14 +51,14 @@ def check_labels(
         )
         return
     findings.summary = f'{len(samples)} images in {folder}'
-    findings.files = real_paths((sample['img_path'] for sample in samples), scope)
+    findings.files = real_paths((sample['img_path'] for sample in samples), findings.thorough)
     maps = [sample['seg_map_path'] for sample in samples if sample.get('seg_map_path')]
-    maps = maps if scope.thorough else spread(maps, _QUICK)
+    maps = maps if findings.thorough else spread(maps, _QUICK)
     sizes: list[tuple[int, int] | None] = []
     seen: Counter[int] = Counter()
     # Without it no number is read.
     limit = num_classes or 0
-    read = decoded(partial(_read_map, bool(limit)), maps, scope)
+    read = decoded(partial(_read_map, bool(limit)), maps, findings.thorough)
     for path, (problem, size, numbers) in zip(maps, read, strict=True):
         sizes.append(size)
         labels = {_label(n, dataset) for n in numbers}
@@ -77,18 +76,18 @@ def check_labels(
             )
     void = {*seen} & {*ignored}
     if len({*seen} - void) < 2 <= len(names) and void:
-        (findings.error if scope.thorough else findings.warn)(
+        (findings.error if findings.thorough else findings.warn)(
             f'the label maps hold only {_listed({*seen} - void)} and {_listed(void)}, and '
             f'{_listed(void)} means "no class", which is not learned: masks of 0 and 255 '
             'need 1 instead of 255'
         )
-    if maps and scope.thorough and limit:
+    if maps and findings.thorough and limit:
         for number, name in enumerate(names):
             findings.account.append(f'{name}: in {seen[number]} of {len(maps)} label maps')
             if number not in seen:
                 findings.warn('classes without a pixel', f'{name!r} ({number})')
     # A quick check compares no sizes.
-    check_images(zip_longest([s['img_path'] for s in samples], sizes), findings, scope)
+    check_images(zip_longest([s['img_path'] for s in samples], sizes), findings)
 
 
 def _read_map(thorough: bool, path: str) -> tuple[str | None, tuple[int, int] | None, list[int]]:

@@ -105,8 +105,8 @@ def _chosen(tree: Tree, format: str | None) -> Reading:
         maps = FORMATS['maps'](tree)
         # Maps whose numbers have no names are what remains of pictures annotated otherwise.
         if maps.named or not any(r.explains for r in readings.values()):
-            near = (r for r in readings.values() if r.evidence and not maps.named)
-            maps.doubts += [f'{r.format} comes near: {r.summary}' for r in near]
+            others = [r for r in readings.values() if r.evidence and not maps.named]
+            maps.doubts += [f'{r.format} comes near: {r.summary}' for r in others]
             readings['maps'] = maps
         if not any(r.evidence for r in readings.values()):
             readings['classes'] = FORMATS['classes'](tree)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,14 @@ class Label:
 
     Attributes:
         source: The file.
+        objects: Entries of `coco_json`, or what returns them, called with the picture's size.
         stem: The picture's name if there is none of `name`, or another label names it, too.
         fault: Why it cannot be read, or ''.
     """
 
     source: str
     name: str
-    objects: list[dict[str, Any]] = field(default_factory=list)
+    objects: list[dict[str, Any]] | Callable[[dict[str, int]], list] = field(default_factory=list)
     size: tuple[Any, Any] = (0, 0)
     part: str = ''
     stem: str = ''
@@ -110,27 +111,29 @@ class Reading:
 
     def pair(self, tree: Tree, labels: Sequence[Label], what: str) -> None:
         """Adds what labels, which are called `what`, say of the pictures that they name."""
-        folders: dict[str, list[Label]] = defaultdict(list)
+        classes, folders = self.classes[:], defaultdict[str, list[Label]](list)
         for label in labels:
             folders[label.source.rpartition('/')[0]].append(label)
         self.evidence = f'{len(labels)} {what}' if labels else self.evidence
         for folder, members in folders.items():
             try:
                 files = tree.find([label.name for label in members], folder)
-                stems = tree.find([label.stem for label in members if label.stem], folder)
+                others = {label.stem for label in members} - {'', *files}
+                stems = tree.find(sorted(others), folder)
             except DataError as error:
                 self.lacks.append(str(error))
                 continue
+            tree.facts(filter(None, files.values()))
             counts = Counter(files[label.name] for label in members)
             for label in members:
                 inner = files[label.name]
                 self.used.add(label.source)
                 # A copied label may have kept the name of another picture.
                 if label.stem and (inner is None or counts[inner] > 1):
-                    inner = stems[label.stem]
+                    inner = stems.get(label.stem, inner)
                 if inner is None:
                     key = label.source if label.stem else f'{label.source}: {label.name}'
-                    self.broken[key] = f'it annotates {label.name!r}, which is not there'
+                    self.broken[key] = f'there is no picture {label.name!r}, or more than one'
                 elif self.repeated(inner, label.source):
                     continue
                 elif label.fault:
@@ -140,9 +143,11 @@ class Reading:
                     sides = zip(('height', 'width'), map(_side, label.size), strict=True)
                     image = {side: value for side, value in sides if value}
                     part = label.part or part_of(inner)
-                    self.add(tree, inner, part, label.objects, image=image)
+                    read = label.objects
+                    objects = read(tree.size(inner)) if callable(read) else read
+                    self.add(tree, inner, part, objects, image=image)
         self.notes += [f'{n} annotations are not read: {k}' for k, n in self.skipped.items() if n]
-        self.classes.sort()
+        self.classes = classes or sorted(self.classes)
 
     def repeated(self, inner: str, source: str) -> bool:
         """Whether a picture has annotations already, which the format then lacks a choice of."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -19,7 +18,7 @@ from mmvttt.errors import DataError
 from mmvttt.pictures import SUFFIXES
 from mmvttt.text import listed
 
-from .findings import Scope
+from .contents import file_digest
 from .images import decoded, glance
 from .parts import part_of
 from .text_files import read_json
@@ -126,6 +125,12 @@ class Tree:
                 self._contents[inner] = None
                 self.left_out[inner] = str(error)
         return self._contents[inner]
+
+    def contents(self, suffix: str, read: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
+        """The files that end so, each with what `read` makes of it, see `content`."""
+        for source in self.having(suffix):
+            if (content := self.content(source, read)) is not None:
+                yield source, content
 
     def has(self, name: str) -> bool:
         """Whether a picture has this name or stem."""
@@ -256,7 +261,7 @@ class Tree:
                     entry = dict(key=key)
                 self._facts[inner] = entry
         paths = list(map(self.path, new))
-        looks = decoded(glance, paths, Scope(False, True)) if new else ()
+        looks = decoded(glance, paths) if new else ()
         for inner, seen in zip(new, looks, strict=True):
             height, width = seen.size or (0, 0)
             problem = seen.problem or (None if seen.size else 'too large images')
@@ -271,7 +276,7 @@ class Tree:
         for inner in images:
             entry = facts[inner]
             if sizes[entry['key'][0]] > 1 and 'digest' not in entry:
-                entry['digest'] = hashlib.sha256(Path(self.path(inner)).read_bytes()).hexdigest()
+                entry['digest'] = file_digest(self.path(inner))
         return {i: first.setdefault(facts[i].get('digest', i), i) for i in images}
 
     def remember(self) -> None:

@@ -20,22 +20,21 @@ def read(tree: Tree) -> Reading:
     """Reads each JSON with images, annotations with boxes, and categories."""
     reading = Reading('COCO')
     contents: dict[bool, dict[str, dict]] = {False: {}, True: {}}
-    for source in tree.having('.json'):
-        content = tree.content(source, read_json)
-        lists = [
-            k for k in _LISTS if isinstance(content, dict) and isinstance(content.get(k), list)
-        ]
-        boxes = [a for a in content['annotations'] if _has_box(a)] if len(lists) == 3 else []
-        if boxes or (len(lists) == 3 and not content['annotations']):
-            if not content['categories']:
-                reading.evidence = f'{source!r} is like its JSON'
-                reading.lacks = ['it has no categories']
-                continue
-            contents[any('keypoints' in a for a in boxes[:9])][source] = content
-        elif len(lists) > 1:
-            missing = ', '.join({*_LISTS}.difference(lists)) or 'boxes in its annotations'
+    for source, content in tree.contents('.json', read_json):
+        lists = {k: content.get(k) for k in _LISTS} if isinstance(content, dict) else {}
+        missing = [k for k in _LISTS if not isinstance(lists.get(k), list)]
+        if len(missing) > 1:
+            continue
+        boxes = [] if missing else [a for a in lists['annotations'] if _has_box(a)]
+        if not missing and not lists['categories']:
+            missing = ['categories']
+        elif not missing and lists['annotations'] and not boxes:
+            missing = ['boxes in its annotations']
+        if missing:
             reading.evidence = f'{source!r} is like its JSON'
-            reading.lacks = [f'it has no {missing}']
+            reading.lacks = [f'it has no {missing[0]}']
+        else:
+            contents[any('keypoints' in a for a in boxes[:9])][source] = content
     # COCO's own folder annotates the same pictures for several tasks.
     chosen = contents[False] or contents[True]
     if not contents[False] and chosen:

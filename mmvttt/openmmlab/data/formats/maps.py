@@ -16,7 +16,6 @@ from PIL import Image
 from mmvttt.pictures import ImageError, open_image
 from mmvttt.text import listed
 
-from ..findings import Scope
 from ..images import decoded, spread
 from ..parts import part_of
 from ..reading import Reading
@@ -75,7 +74,7 @@ def read(tree: Tree) -> Reading:
     paths = [tree.path(source) for source in pairs.values()]
     counts: Counter[int] = Counter()
     coloured, lossy = set(), []
-    looks = decoded(_look, paths, Scope(False, True))
+    looks = decoded(_look, paths)
     for (inner, source), pixels in zip(pairs.items(), looks, strict=True):
         reading.used.add(source)
         if pixels is None:

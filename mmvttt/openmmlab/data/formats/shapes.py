@@ -25,8 +25,7 @@ _FAULTS = AttributeError, LookupError, TypeError, ValueError
 def labelme(tree: Tree) -> Reading:
     """Reads a JSON with the shapes of each picture."""
     reading, labels = Reading('labelme'), []
-    for source in tree.having('.json'):
-        content = tree.content(source, read_json)
+    for source, content in tree.contents('.json', read_json):
         if not (isinstance(content, dict) and 'shapes' in content and 'imagePath' in content):
             continue
         content.pop('imageData', None)
@@ -58,9 +57,8 @@ def labelme(tree: Tree) -> Reading:
 def cvat(tree: Tree) -> Reading:
     """Reads "CVAT for images 1.1": one XML for all pictures."""
     reading, labels = Reading('CVAT for images'), []
-    for source in tree.having('.xml'):
-        root = tree.content(source, read_xml)
-        if root is None or root.tag != 'annotations':
+    for source, root in tree.contents('.xml', read_xml):
+        if root.tag != 'annotations':
             continue
         reading.used.add(source)
         if root.find('track') is not None:
@@ -97,8 +95,7 @@ def _cvat_object(kind: str, values: dict[str, str]) -> dict[str, Any]:
 def label_studio(tree: Tree) -> Reading:
     """Reads the JSON of Label Studio: rectangles and polygons in hundredths of the picture."""
     reading, labels = Reading('Label Studio'), []
-    for source in tree.having('.json'):
-        tasks = tree.content(source, read_json)
+    for source, tasks in tree.contents('.json', read_json):
         if not (isinstance(tasks, list) and tasks and all(map(_is_task, tasks))):
             continue
         reading.used.add(source)

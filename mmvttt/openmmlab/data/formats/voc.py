@@ -16,9 +16,8 @@ _CORNERS = ('xmin', 'ymin', 'xmax', 'ymax')
 def read(tree: Tree) -> Reading:
     """Reads each XML of an annotation: the picture is its <filename>, else that of its own name."""
     reading, labels = Reading('Pascal VOC', sets='Main'), []
-    for source in tree.having('.xml'):
-        root = tree.content(source, read_xml)
-        if root is None or root.tag != 'annotation':
+    for source, root in tree.contents('.xml', read_xml):
+        if root.tag != 'annotation':
             continue
         stem = source.rpartition('/')[2][:-4]
         label = Label(source, (root.findtext('filename') or '').strip() or stem, stem=stem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from mmvttt.errors import DataError
 from mmvttt.text import listed
 
 from ..parts import part_of
-from ..reading import Reading
+from ..reading import Label, Reading
 from ..text_files import read_lines, read_text, read_yaml
 from ..tree import Tree
 from ..write_coco import coco_box
@@ -20,20 +21,21 @@ from .names import NAMES, read_names
 
 # Keys of data.yaml, and of Darknet's obj.data.
 _KEYS = dict(train='train', val='val', valid='val', test='test')
+_POINTS = 'for key points write kpt_shape into data.yaml, which reads their boxes'
 
 
 def read(tree: Tree) -> Reading:
     """Reads labels/…/NAME.txt for images/…/NAME.jpg, or NAME.txt beside it."""
     reading = Reading('YOLO')
-    labels: dict[str, dict[str, str]] = defaultdict(dict)
+    labels: dict[str, str] = {}
     for source in tree.having('.txt'):
         folder, _, file = source.rpartition('/')
         stem = file[:-4]
         if file.lower() not in NAMES and ('labels' in folder.split('/') or tree.has(stem)):
-            labels[folder][stem] = source
+            labels[source] = stem
     if not labels:
         return reading
-    reading.evidence = f'{sum(map(len, labels.values()))} label files'
+    reading.evidence = f'{len(labels)} label files'
     names: Any = None
     shape = None
     for source in tree.having('.yaml', '.yml'):
@@ -63,67 +65,42 @@ def read(tree: Tree) -> Reading:
         reading.lacks.append('no names of the classes: write them into classes.txt, one a line')
         return reading
     reading.classes = list(names.values())
-    try:
-        _read_labels(tree, reading, labels, names, shape)
-    except DataError as error:
-        reading.lacks.append(str(error))
+    _read_labels(tree, reading, labels, names, shape)
     return reading
 
 
 def _read_labels(
-    tree: Tree, reading: Reading, labels: dict, names: dict[int, str], shape: Any
+    tree: Tree, reading: Reading, labels: dict[str, str], names: dict[int, str], shape: Any
 ) -> None:
-    pairs: dict[str, str] = {}
-    for folder, sources in labels.items():
-        for stem, inner in tree.find(sources, folder).items():
-            if inner is None:
-                reading.broken[sources[stem]] = 'not one picture has its name, but none or several'
-            elif inner in pairs:
-                reading.lacks.append(f'{sources[stem]!r} and {pairs[inner]!r} label one picture')
-            else:
-                pairs[inner] = sources[stem]
-    # A picture of a listed folder without a label file has no object; others are not annotated.
-    images = {*pairs, *(inner for part in reading.listed.values() for inner in part)}
-    tree.facts(images)
-    # Rows of each label by the number of their columns.
-    rows: dict[str, dict[int, np.ndarray]] = {}
-    for inner, source in pairs.items():
-        reading.used.add(source)
+    entries = []
+    # How many lines have so many columns.
+    widths: Counter[int] = Counter()
+    for source, stem in labels.items():
+        label = Label(source, stem, stem=stem)
         try:
-            rows[inner] = _rows(read_text(tree.path(source)), names, shape is not None)
-        except ValueError as error:
-            reading.broken[source] = str(error)
-            images.discard(inner)
-            reading.left_out.setdefault(inner, 'its label cannot be read')
-    if pairs and not rows:
-        source, why = next(iter(reading.broken.items()))
-        reading.lacks.append(f'no label is in its format ({source!r}: {why})')
-    widths = {width for groups in rows.values() for width in groups} - {5}
-    lines = sum(len(group) for groups in rows.values() for group in groups.values())
+            rows = _rows(read_text(tree.path(source)), names, shape is not None)
+            widths.update({width: len(group) for width, group in rows.items()})
+            label.objects = partial(_objects, rows, names, shape is not None)
+        except (DataError, ValueError) as error:
+            label.fault = str(error)
+        entries.append(label)
+    reading.pair(tree, entries, 'label files')
+    # A picture of a listed folder without a label file has no object; others are not annotated.
+    listed = {inner for part in reading.listed.values() for inner in part}
+    for inner in sorted(listed - {*reading.pictures, *reading.left_out}):
+        reading.add(tree, inner, part_of(inner), ())
     if shape is not None:
         reading.notes.append('key points are not trained: the boxes of the labels are read')
-    elif 5 not in {w for groups in rows.values() for w in groups} and len(widths) == 1:
-        (width,) = widths
-        if width % 2 == 0 or (lines > 9 and width not in (7, 9)):
-            reading.lacks.append(
-                f'each line has {width} numbers, as key points (or predictions) have: write '
-                'kpt_shape into data.yaml, which reads the boxes (key points are not trained)'
-            )
-        elif width == 9:
-            reading.notes.append(
-                'every object has four corners, as oriented boxes (OBB) have: they are trained as '
-                'outlines, with upright boxes around them'
-            )
-    for inner in sorted(images):
-        size = tree.size(inner)
-        groups = rows.get(inner, {})
-        wrong = [w for w in groups if shape is None and w != 5 and (w < 7 or w % 2 == 0)]
-        if wrong:
-            reading.broken[pairs[inner]] = f'{wrong[0]} numbers in a line: neither box nor polygon'
-            reading.left_out.setdefault(inner, 'its label cannot be read')
-            continue
-        objects = [o for group in groups.values() for o in _objects(group, names, size, shape)]
-        reading.add(tree, inner, part_of(inner), objects, image=size)
+    elif [*widths] == [9]:
+        reading.notes.append(
+            'every object has four corners, as oriented boxes (OBB) have: they are trained as '
+            'outlines, with upright boxes around them'
+        )
+    elif len(widths) == 1 and max(widths) > 9 and widths.total() > 9:
+        reading.lacks.append(f'each line has {max(widths)} numbers: {_POINTS}')
+    if entries and all(label.fault for label in entries):
+        label = entries[0]
+        reading.lacks.append(f'no label is in its format ({label.source!r}: {label.fault})')
 
 
 def _rows(text: str, names: dict[int, str], points: bool) -> dict[int, np.ndarray]:
@@ -136,8 +113,8 @@ def _rows(text: str, names: dict[int, str], points: bool) -> dict[int, np.ndarra
     for width, group in rows.items():
         if unknown := {*group[:, 0].tolist()} - {*names}:
             raise ValueError(f'class {min(unknown):g} is none of {listed([*names.values()])}')
-        if width < 5:
-            raise ValueError(f'{width} numbers in a line: neither box nor polygon')
+        if width < 5 or (not points and width != 5 and (width < 7 or width % 2 == 0)):
+            raise ValueError(f'{width} numbers in a line: neither box nor polygon; {_POINTS}')
         # Key points have a visibility of 2.
         shares = group[:, 1 : 5 if points else None]
         if not (shares.min() >= -0.01 and shares.max() <= 1.01):
@@ -145,18 +122,25 @@ def _rows(text: str, names: dict[int, str], points: bool) -> dict[int, np.ndarra
     return rows
 
 
-def _objects(group: np.ndarray, names: dict, size: dict[str, int], shape: Any) -> list[dict]:
-    """A box (centre, width and height) or a polygon in fractions: entries of `coco_json`."""
-    sides = np.tile((size['width'], size['height']), group.shape[1] // 2)
-    if group.shape[1] == 5 or shape is not None:
-        centres, boxes = group[:, 1:3] * sides[:2], group[:, 3:5] * sides[:2]
-        corners = np.hstack((centres - boxes / 2, centres + boxes / 2)).tolist()
-        return [coco_box(names[int(n)], *box) for n, box in zip(group[:, 0], corners, strict=True)]
-    points = group[:, 1:] * sides
-    xs, ys = points[:, ::2], points[:, 1::2]
-    corners = np.stack((xs.min(1), ys.min(1), xs.max(1), ys.max(1)), 1).tolist()
-    outlines = zip(group[:, 0], corners, points.tolist(), strict=True)
-    return [coco_box(names[int(n)], *box, segmentation=[line]) for n, box, line in outlines]
+def _objects(
+    rows: dict[int, np.ndarray], names: dict, points: bool, size: dict[str, int]
+) -> list[dict]:
+    """Boxes (centre, width and height) and polygons, in fractions: entries of `coco_json`."""
+    objects = []
+    for width, group in rows.items():
+        labels = [names[int(number)] for number in group[:, 0]]
+        sides = np.tile((size['width'], size['height']), width // 2)
+        if width == 5 or points:
+            centres, boxes = group[:, 1:3] * sides[:2], group[:, 3:5] * sides[:2]
+            corners = np.hstack((centres - boxes / 2, centres + boxes / 2)).tolist()
+            objects += [coco_box(name, *box) for name, box in zip(labels, corners, strict=True)]
+            continue
+        lines = group[:, 1:] * sides
+        xs, ys = lines[:, ::2], lines[:, 1::2]
+        corners = np.stack((xs.min(1), ys.min(1), xs.max(1), ys.max(1)), 1).tolist()
+        for name, box, line in zip(labels, corners, lines.tolist(), strict=True):
+            objects.append(coco_box(name, *box, segmentation=[line]))
+    return objects
 
 
 def _follow(tree: Tree, reading: Reading, source: str, content: dict[str, Any]) -> None:
