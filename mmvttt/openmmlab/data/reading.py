@@ -41,14 +41,16 @@ class Label:
 
     Attributes:
         source: The file.
-        objects: Entries of `coco_json`, or what returns them, called with the picture's size.
+        objects: Entries of `coco_json`.
+        scaled: Returns more of them, which are fractions of the picture, by its size.
         stem: The picture's name if there is none of `name`, or another label names it, too.
         fault: Why it cannot be read, or ''.
     """
 
     source: str
     name: str
-    objects: list[dict[str, Any]] | Callable[[dict[str, int]], list] = field(default_factory=list)
+    objects: list[dict[str, Any]] = field(default_factory=list)
+    scaled: Callable[[dict[str, int]], list[dict[str, Any]]] | None = None
     size: tuple[Any, Any] = (0, 0)
     part: str = ''
     stem: str = ''
@@ -143,9 +145,8 @@ class Reading:
                     sides = zip(('height', 'width'), map(_side, label.size), strict=True)
                     image = {side: value for side, value in sides if value}
                     part = label.part or part_of(inner)
-                    read = label.objects
-                    objects = read(tree.size(inner)) if callable(read) else read
-                    self.add(tree, inner, part, objects, image=image)
+                    more = label.scaled(tree.size(inner)) if label.scaled else []
+                    self.add(tree, inner, part, label.objects + more, image=image)
         self.notes += [f'{n} annotations are not read: {k}' for k, n in self.skipped.items() if n]
         self.classes = classes or sorted(self.classes)
 

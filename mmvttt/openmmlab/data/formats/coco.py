@@ -21,7 +21,7 @@ def read(tree: Tree) -> Reading:
     reading = Reading('COCO')
     contents: dict[bool, dict[str, dict]] = {False: {}, True: {}}
     for source, content in tree.contents('.json', read_json):
-        lists = {k: content.get(k) for k in _LISTS} if isinstance(content, dict) else {}
+        lists: dict[str, Any] = content if isinstance(content, dict) else {}
         missing = [k for k in _LISTS if not isinstance(lists.get(k), list)]
         if len(missing) > 1:
             continue

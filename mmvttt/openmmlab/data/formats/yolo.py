@@ -80,7 +80,7 @@ def _read_labels(
         try:
             rows = _rows(read_text(tree.path(source)), names, shape is not None)
             widths.update({width: len(group) for width, group in rows.items()})
-            label.objects = partial(_objects, rows, names, shape is not None)
+            label.scaled = partial(_objects, rows, names, shape is not None)
         except (DataError, ValueError) as error:
             label.fault = str(error)
         entries.append(label)
