@@ -2,10 +2,13 @@
 
 import copy
 import pickle
+import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,9 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.nn.functional import interpolate
+from torch.nn.parallel import DistributedDataParallel
 
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.deploy.export import export_module
@@ -228,11 +233,8 @@ def test_configs_say_how_a_model_is_linearized(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     auto = T.AutoModelForDepthEstimation
     x = image(48, 64)
-    for again in (
-        transformers.from_pretrained(auto, tmp_path),
-        type(model).from_pretrained(tmp_path, attn_implementation='eager'),
-    ):
-        assert torch.equal(again.eval()(x).predicted_depth, model(x).predicted_depth)
+    again = transformers.from_pretrained(auto, tmp_path).eval()
+    assert torch.equal(again(x).predicted_depth, model(x).predicted_depth)
     # The backbone has it from its own config.
     model.backbone.save_pretrained(tmp_path / 'backbone')
     backbone = transformers.from_pretrained(T.AutoBackbone, tmp_path / 'backbone').eval()
@@ -264,6 +266,80 @@ def test_configs_say_how_a_model_is_linearized(tmp_path: Path) -> None:
         config.write_text(text)
 
 
+def test_another_attention_is_asked_for(tmp_path: Path) -> None:
+    """By our classes with a warning, and by transformers' with its list of unread weights."""
+    model, x = build('DepthAnything'), image(48, 64)
+    expected = model(x).predicted_depth
+    model.save_pretrained(tmp_path)
+    auto = T.AutoModelForDepthEstimation
+    for load in (partial(transformers.from_pretrained, auto), type(model).from_pretrained):
+        with pytest.warns(UserWarning, match='only its other attentions'):
+            again = load(tmp_path, attn_implementation='eager')
+        assert torch.equal(again.eval()(x).predicted_depth, expected)
+    with pytest.warns(UserWarning, match='only its other attentions'):
+        again.set_attn_implementation('sdpa')
+    assert torch.equal(again(x).predicted_depth, expected)
+    options = dict(attn_implementation='eager', output_loading_info=True)
+    _, report = auto.from_pretrained(tmp_path, **options)
+    assert {*report['unexpected_keys']} == new_parameters(model)
+
+
+def test_a_part_is_linearized(tmp_path: Path) -> None:
+    model, x = build('DepthAnything', linear=False), image(48, 64)
+    linearize(model.backbone)
+    expected = model(x).predicted_depth
+    model.save_pretrained(tmp_path)
+    auto = T.AutoModelForDepthEstimation
+    again = transformers.from_pretrained(auto, tmp_path).eval()
+    assert torch.equal(again(x).predicted_depth, expected)
+    with pytest.raises(UsageError, match='from_pretrained'):
+        auto.from_pretrained(tmp_path)(x)
+
+
+@pytest.mark.parametrize('device_map', ['cpu', 'auto'])
+def test_a_model_of_the_hub(
+    device_map: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip('accelerate')
+    hub = 'transformers.utils.hub'
+    api = SimpleNamespace(create_repo=lambda name, **_: SimpleNamespace(repo_id=name))
+    card = SimpleNamespace(save=lambda path: Path(path).write_text('a card'))
+    monkeypatch.setattr(f'{hub}.hf_api', lambda: api)
+    monkeypatch.setattr(f'{hub}.create_and_tag_model_card', lambda *_, **__: card)
+    monkeypatch.setattr(
+        f'{hub}.PushToHubMixin._upload_modified_files',
+        lambda _, folder, name, **__: shutil.copytree(folder, tmp_path / name),
+    )
+    model, x = build('DepthAnything'), image(48, 64)
+    model.push_to_hub('somebody/linear')
+    again = transformers.from_pretrained(
+        T.AutoModelForDepthEstimation, tmp_path / 'somebody/linear', device_map=device_map
+    )
+    assert again.hf_device_map == {'': 'cpu'} or device_map == 'cpu'
+    assert torch.equal(again.eval()(x).predicted_depth, model(x).predicted_depth)
+
+
+def _gradients(model: nn.Module, images: Tensor) -> dict[str, Tensor | None]:
+    model(pixel_values=images).logits.square().mean().backward()
+    return {n.removeprefix('module.'): p.grad for n, p in model.named_parameters()}
+
+
+def _rank(rank: int, folder: Path) -> None:
+    dist.init_process_group('gloo', f'file://{folder}/store', rank=rank, world_size=2)
+    model = DistributedDataParallel(build('ViT'))
+    torch.save(_gradients(model, image(batch=4)[2 * rank :][:2]), folder / f'{rank}.pth')
+    dist.destroy_process_group()
+
+
+def test_two_ranks_have_the_gradients_of_one(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_rank, (tmp_path,), nprocs=2)
+    expected = _gradients(build('ViT'), image(batch=4))
+    for rank in range(2):
+        # fp32, the same sums in another order.
+        actual = torch.load(tmp_path / f'{rank}.pth')
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_what_a_linearized_attention_does_not_have() -> None:
     model, x = build('ViT'), image()
     tokens = torch.ones(2, 37)
@@ -273,15 +349,12 @@ def test_what_a_linearized_attention_does_not_have() -> None:
     with pytest.raises(OptionError, match='mask'):
         model(x, attention_mask=tokens.tril())
     assert torch.equal(model(x, attention_mask=tokens).logits, expected)
-    with pytest.warns(UserWarning, match='softmax'):
-        model.set_attn_implementation('eager')
-    assert torch.equal(model(x).logits, expected)
     with pytest.raises(OptionError, match='size of its map'):
         model.vit.layers[0](torch.randn(1, 37, 32))
     for mistake in (lambda: linearize(model), lambda: build('ViT', step='dynamic')):
         with pytest.raises(OptionError):
             mistake()
-    with pytest.raises(UsageError, match='weights'), torch.device('meta'):
+    with pytest.raises(OptionError, match='weights'), torch.device('meta'):
         linearize(T.ViTModel(T.ViTConfig(**VIT)))
 
 

@@ -1,8 +1,8 @@
 """Transformers of diffusers: attention processors that train instead of a softmax (t5 Sec. 5.2)."""
 
 import importlib
-from collections.abc import Mapping
-from functools import wraps
+from collections.abc import Collection, Mapping
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from mmvttt.errors import OptionError, UsageError
 
 from ..layers.conv import map_size
-from .replacement import CROSS, LINEAR, MapSize, Note, Replacement, checked_size, drop_map_size
+from .replacement import (
+    CROSS,
+    LINEAR,
+    MapSize,
+    Note,
+    Part,
+    Replacement,
+    checked_size,
+    drop_map_size,
+)
 
 # Model → the argument of its call that its blocks pass to their processors, and its position.
 _TO_PROCESSORS = {
@@ -36,10 +45,10 @@ _SOFTMAX = (AttnProcessor2_0, JointAttnProcessor2_0, FluxAttnProcessor)
 _SAVED = f'{__package__}.saved'
 
 
-def attentions(model: nn.Module) -> dict[str, nn.Module | str]:
-    """All attentions of the blocks by name, or the reason why one cannot be replaced."""
+def attentions(model: nn.Module) -> dict[str, Part]:
+    """All attentions of the blocks by name."""
     return {
-        f'{stack}.{name}': _reason(module) or module
+        f'{stack}.{name}': _reason(module) or partial(TTTProcessor, module)
         for stack in _STACKS
         for name, module in getattr(model, stack, nn.ModuleList()).named_modules()
         if isinstance(module, Attention | FluxAttention)
@@ -58,18 +67,10 @@ def _reason(attention: nn.Module) -> str | None:
     return None
 
 
-def replacement(model: nn.Module, attention: Attention, options: Mapping[str, Any]) -> Replacement:
-    """A processor for an attention of diffusers."""
-    return TTTProcessor(attention, **options)
-
-
 def install(
-    model: Any,
-    built: Mapping[str, Replacement],
-    left: Mapping[str, nn.Module | str],
-    note: Note,
-) -> list[str]:
-    """Sets the processors, records them in the config, and returns names of new parameters."""
+    model: Any, built: Mapping[str, Replacement], left: Collection[str], note: Note
+) -> None:
+    """Sets the processors, and records them in the config."""
     written = note.to_json()
     for name, new in built.items():
         model.get_submodule(name).set_processor(new)
@@ -82,11 +83,6 @@ def install(
         model.__class__ = getattr(importlib.import_module(_SAVED), type(model).__name__)
     model.register_forward_pre_hook(_tell_map_size, with_kwargs=True)
     model.register_state_dict_pre_hook(_check_processors)
-    return [
-        f'{name}.processor.{parameter}'
-        for name, new in built.items()
-        for parameter in new.new_parameters()
-    ]
 
 
 def _tell_map_size(
@@ -157,11 +153,7 @@ class TTTProcessor(Replacement):
     """
 
     def __init__(self, attention: Any, **options: Any) -> None:
-        weight = attention.to_k.weight
-        with torch.device(weight.device):
-            super().__init__(attention.to_k.out_features, attention.heads, **options)
-        self.to(weight.dtype)
-        self.train(attention.training)
+        super().__init__(attention.to_k.out_features, attention.heads, attention, **options)
 
     def forward(
         self,

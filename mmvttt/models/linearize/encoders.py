@@ -2,21 +2,17 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from mmvttt.errors import UsageError
-
 from .replacement import CAUSAL, CROSS, NO_MAP, TUBES, MapSize
 
 # Arguments by which attention functions of transformers change the scores or unpack images.
-OF_SCORES = (
+_OF_SCORES = (
     'position_bias',
     'softcap',
     's_aux',
@@ -27,15 +23,14 @@ OF_SCORES = (
 )
 _PROBE = f'{__name__}.probe'
 _NO_CALL = 'it does not call the attention interface of transformers'
-_DROPOUT = 'it drops attention weights, which TTT does not have: set its dropout to 0'
+_NO_WEIGHTS = 'its model has no weights yet: load them first'
 _WINDOWS = 'it works on windows of the map, or on images packed into one sequence'
 _ORDER = (
     'its tokens are not the patches of an image, row by row: they are dropped, merged, mixed, or '
     'in another order (windows)'
 )
-_ADDED = 'a mask, or biases of the scores'
-# Patches of the images that an encoder is tried on. The second map divides into windows.
-_TRIED = ((4, 6), (8, 16))
+# Patches of the images that an encoder is tried on, which divide into windows.
+_TRIED = (8, 16)
 
 
 class Encoder(NamedTuple):
@@ -57,22 +52,11 @@ class Layout(NamedTuple):
     suffix: int
 
 
-_RECORD: ContextVar[Callable[..., Tensor]] = ContextVar('record of a probe')
-
-
-def _attend(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    return _RECORD.get()(module, *args, **kwargs), None
-
-
-AttentionInterface.register(_PROBE, _attend)
-
-
 def encoders(model: nn.Module) -> dict[str, Encoder | str]:
     """The image encoder of each attention, by the attention's name, or why it is in none."""
     names = {
         name: next((a for a in ancestors(name) if _takes_images(model.get_submodule(a))), None)
-        for name, module in model.named_modules()
-        if _is_attention(module)
+        for name in _attentions(model)
     }
     patches: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -100,10 +84,14 @@ def ancestors(name: str) -> Iterator[str]:
         yield name
 
 
-def _is_attention(module: Any) -> bool:
+def _attentions(model: nn.Module) -> dict[str, Any]:
     # transformers' attentions say so of themselves, and read their config in each call.
-    marked = hasattr(module, 'is_causal') and hasattr(module, 'config')
-    return marked and not isinstance(module, PreTrainedModel)
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, 'is_causal') and hasattr(module, 'config')
+        if not isinstance(module, PreTrainedModel)
+    }
 
 
 def _takes_images(module: nn.Module) -> bool:
@@ -118,15 +106,11 @@ def _embeds_patches(module: nn.Module, encoder: Any) -> bool:
     )
 
 
-def _sides(patches: Any, image: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Height and width of an image, each with the padding and the side of a patch."""
-    padding = (0, 0) if isinstance(patches.padding, str) else patches.padding
-    return [*zip(image, padding, patches.stride, strict=True)]
-
-
-def patch_grid(patches: nn.Module, image: Sequence[int]) -> MapSize:
+def patch_grid(patches: Any, image: Sequence[int]) -> MapSize:
     """The size of the map that a convolution makes of an image of this height and width."""
-    return MapSize(*((side + 2 * pad) // step for side, pad, step in _sides(patches, image)))
+    padding = (0, 0) if isinstance(patches.padding, str) else patches.padding
+    sides = zip(image, padding, patches.stride, strict=True)
+    return MapSize(*((side + 2 * pad) // step for side, pad, step in sides))
 
 
 def run(encoder: Any, images: Tensor, **options: Any) -> Any:
@@ -143,43 +127,46 @@ def _trained(encoder: Any) -> tuple[int, ...]:
     return (side, side) if isinstance(side, int) else tuple(side)
 
 
-def layouts(encoder: Any, patches: Any) -> dict[nn.Module, Layout | str]:
-    """Where each attention has the map, or why it cannot be replaced.
+def layouts(encoder: nn.Module, patches: str) -> dict[str, Layout | str]:
+    """Where each attention, by name, has the map, or why it cannot be replaced.
 
-    The encoder runs once, on small images if it can, with attentions that return their values.
+    A copy of the encoder runs once, on small images if it can, with attentions that return their
+    values.
     """
-    if patches.weight.is_meta:
-        raise UsageError(f'{type(encoder).__name__} has no weights yet: load them, then linearize.')
-    attentions = [module for module in encoder.modules() if _is_attention(module)]
-    images = [(h * patches.stride[0], w * patches.stride[1]) for h, w in _TRIED]
+    tensors = [*encoder.parameters(), *encoder.buffers()]
+    if any(tensor.is_meta for tensor in tensors):
+        return dict.fromkeys(_attentions(encoder), _NO_WEIGHTS)
+    # It has the same tensors. A first call installs hooks, with which a model cannot be pickled.
+    copied = copy.deepcopy(encoder, {id(tensor): tensor for tensor in tensors}).eval()
+    names = _attentions(copied)
+    embedding: Any = copied.get_submodule(patches)
+    small = tuple(n * side for n, side in zip(_TRIED, embedding.stride, strict=True))
     reasons = []
-    for image in filter(None, (*images, _trained(encoder))):
+    for image in filter(None, (small, _trained(copied))):
         try:
-            layouts = _probe(encoder, patches, attentions, image)
+            layouts = _probe(copied, embedding, [*names.values()], image)
         # The encoder is not ours: it may raise anything at a size that it does not take.
         except Exception as error:
             reasons.append(f'{image[0]}×{image[1]}: {error}')
         else:
-            return {module: layouts.get(module, _NO_CALL) for module in attentions}
-    return dict.fromkeys(attentions, f'its model runs on no image tried ({"; ".join(reasons)})')
+            return {name: layouts.get(module, _NO_CALL) for name, module in names.items()}
+    return dict.fromkeys(names, f'its model runs on no image tried ({"; ".join(reasons)})')
 
 
 def _probe(
-    encoder: nn.Module, patches: Any, attentions: list[nn.Module], image: Sequence[int]
+    encoder: nn.Module, patches: Any, attentions: list[Any], image: tuple[int, ...]
 ) -> dict[nn.Module, Layout | str]:
     h, w = patch_grid(patches, image)
-    index = torch.arange(h * w)
-    bits = (index >> torch.arange((h * w - 1).bit_length())[:, None]) & 1
+    bits = (torch.arange(h * w) >> torch.arange((h * w - 1).bit_length())[:, None]) & 1
     # Image i shows the patches whose index has bit i, or has it not: together they tell all
-    # patches apart. The first image is black.
+    # patches apart. The first image shows none.
     shown = torch.cat([bits, 1 - bits]).bool()
-    rows, columns = (
-        ((torch.arange(side) + pad) // step).clamp(max=last - 1)
-        for (side, pad, step), last in zip(_sides(patches, image), (h, w), strict=True)
-    )
-    masks = torch.cat([shown[:1] & False, shown]).view(-1, 1, h, w)[..., rows, :][..., columns]
-    noise = torch.randn(patches.in_channels, *image, generator=torch.Generator().manual_seed(0))
+    masks = torch.cat([shown[:1] & False, shown]).view(-1, 1, h, w)
     result: dict[nn.Module, Layout | str] = {}
+
+    def show(module: nn.Module, args: Any, embedded: Tensor) -> Tensor:
+        noise = torch.randn(embedded.shape[1:], generator=torch.Generator().manual_seed(0))
+        return (masks * noise).to(embedded)
 
     def record(
         module: nn.Module,
@@ -191,15 +178,11 @@ def _probe(
         **kwargs: Any,
     ) -> Tensor:
         layout: Layout | str
-        added = [name for name in OF_SCORES if kwargs.get(name) is not None]
-        if attention_mask is not None:
-            added.append(_ADDED)
+        argument = beyond_ttt(attention_mask is not None, dropout, kwargs)
         if key.shape[2] != query.shape[2]:
             layout = CROSS
-        elif added:
-            layout = f'it is given {added[-1]}'
-        elif dropout:
-            layout = _DROPOUT
+        elif argument:
+            layout = f'it is given {argument}'
         elif len(query) != len(masks):
             layout = _WINDOWS
         else:
@@ -208,17 +191,38 @@ def _probe(
         value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
         return value[:, :, : query.shape[2]].transpose(1, 2).contiguous()
 
-    with _calling_probe(encoder, attentions), torch.no_grad():
-        token = _RECORD.set(record)
+    for attention in attentions:
+        # In training an attention says whether it drops weights.
+        attention.training = True
+        attention.config = calling(attention.config, _PROBE)
+        attention.record = record
+    handle = patches.register_forward_hook(show)
+    with torch.no_grad():
         try:
-            run(encoder, (masks * noise).to(patches.weight))
+            run(encoder, patches.weight.new_zeros(len(masks), patches.in_channels, *image))
         finally:
-            _RECORD.reset(token)
+            handle.remove()
     return result
 
 
+AttentionInterface.register(
+    _PROBE, lambda module, *args, **kwargs: (module.record(module, *args, **kwargs), None)
+)
+
+
+def beyond_ttt(masked: bool, dropout: float, options: Mapping[str, Any]) -> str | None:
+    """An argument of an attention function that TTT cannot follow, in words, or None."""
+    if dropout:
+        return 'dropout of attention weights: set it to 0'
+    if masked:
+        return 'a mask, or biases of the scores'
+    if options.get('is_causal'):
+        return 'is_causal'
+    return next((name for name in _OF_SCORES if options.get(name) is not None), None)
+
+
 def _layout(projections: tuple[Tensor, ...], shown: Tensor) -> Layout | str:
-    """Finds the tokens that differ from the black image's where their patch is shown."""
+    """Finds the tokens that differ from the first image's where their patch is shown."""
     x = torch.cat([y.transpose(1, 2).flatten(2) for y in projections], -1)
     rounding = torch.finfo(x.dtype).eps ** 0.5 * x[1:].abs().amax(-1)
     differs = ((x[1:] - x[:1]).abs().amax(-1) > rounding).cpu()
@@ -227,27 +231,6 @@ def _layout(projections: tuple[Tensor, ...], shown: Tensor) -> Layout | str:
     if not torch.equal(differs[:, tokens], shown) or tokens[-1] - tokens[0] != count - 1:
         return _ORDER
     return Layout(int(tokens[0]), x.shape[1] - int(tokens[-1]) - 1)
-
-
-@contextmanager
-def _calling_probe(encoder: nn.Module, attentions: list[nn.Module]) -> Iterator[None]:
-    """Has the attentions of an encoder call the probe, and leaves the encoder as it was."""
-    # A first call installs hooks of transformers, with which a model cannot be pickled.
-    before = [(m, vars(m).copy(), m._forward_hooks.copy()) for m in encoder.modules()]
-    try:
-        encoder.eval()
-        for attention in attentions:
-            # In training an attention says whether it drops weights.
-            attention.training = True
-            attention.config = calling(attention.config, _PROBE)
-        yield
-    finally:
-        for module, attributes, hooks in before:
-            for name in vars(module).keys() - attributes.keys():
-                delattr(module, name)
-            vars(module).update(attributes)
-            module._forward_hooks.clear()
-            module._forward_hooks.update(hooks)
 
 
 def calling(config: Any, function: str) -> Any:

@@ -140,36 +140,39 @@ def linearize(
     """
     family = _family(model)
     parts = family.attentions(model)
-    done = [name for name, module in parts.items() if module == LINEAR]
+    done = [name for name, part in parts.items() if part == LINEAR]
     if done:
         raise OptionError(
             f'{type(model).__name__} is linearized already ({done[0]} is): begin with the source.'
         )
     recipe = RECIPES.get(where, RECIPES['t5']) if isinstance(where, str) else RECIPES['t5']
-    candidates = {name: module for name, module in parts.items() if module not in ASIDE}
+    candidates = [name for name, part in parts.items() if part not in ASIDE]
     if not candidates:
         reason = next(iter(parts.values()), 'none of its attentions can be replaced from outside')
         raise OptionError(f'{type(model).__name__} cannot be linearized: {reason}.')
-    if recipe.where != 'all' and not candidates.keys() >= {*recipe.where}:
+    if recipe.where != 'all' and not {*candidates} >= {*recipe.where}:
         raise OptionError(f'where={where!r} is for the attentions {", ".join(recipe.where)}')
     names = _chosen(where if recipe.where == 'all' else recipe.where, candidates)
+    builders = {}
     for name in names:
-        if isinstance(parts[name], str):
+        part = parts[name]
+        if isinstance(part, str):
             raise OptionError(
-                f'{name} of {type(model).__name__} cannot be replaced: {parts[name]}. Name other '
+                f'{name} of {type(model).__name__} cannot be replaced: {part}. Name other '
                 'attentions by where=…, or take another model.'
             )
+        builders[name] = part
     before = dict(model.named_parameters())
     options = {**recipe.options, **options}
     note = Note(names, InnerOptions.of('linearize', **options))
     # All are built before anything is changed.
-    built = {n: family.replacement(model, parts[n], options) for n in names}
+    built = {name: build(**options) for name, build in builders.items()}
     left = {name: part for name, part in parts.items() if name not in built}
-    new = family.install(model, built, left, note)
+    family.install(model, built, left, note)
     after = dict(model.named_parameters())
     return Linearization(
         replaced=names,
-        new=new,
+        new=[name for name in after if name not in before],
         left={name: part if isinstance(part, str) else 'not chosen' for name, part in left.items()},
         gone=[name for name in before if name not in after],
         kept=sum(p.numel() for name, p in after.items() if name in before),
@@ -205,9 +208,7 @@ def is_of_transformers(model: nn.Module) -> bool:
     return loaded is not None and isinstance(model, loaded.PreTrainedModel)
 
 
-def _chosen(
-    where: str | int | Sequence[int | str], parts: Mapping[str, nn.Module | str]
-) -> list[str]:
+def _chosen(where: str | int | Sequence[int | str], parts: Sequence[str]) -> list[str]:
     """Names of the attentions that `where` means, in their order."""
     if isinstance(where, str) and where in ('all', *RECIPES):
         return list(parts)
@@ -218,7 +219,7 @@ def _chosen(
         if not names:
             raise OptionError(
                 f'where={item!r} is not a self-attention of this model: give {["all", *RECIPES]}, '
-                f'indices of blocks, or names, {next(iter(parts))!r} to {list(parts)[-1]!r}.'
+                f'indices of blocks, or names, {parts[0]!r} to {parts[-1]!r}.'
             )
         chosen |= set(names)
     if not chosen:

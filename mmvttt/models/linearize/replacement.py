@@ -1,8 +1,10 @@
 """The module that replaces attention, and the size of the map, an argument of each call."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from mmvttt.errors import OptionError
@@ -55,11 +57,18 @@ class Replacement(InnerTraining):
     Args:
         embed_dims: Channels C of q, k and v.
         num_heads: Heads.
+        attention: The attention, whose device, type of numbers and mode the new layers get.
         options: See `InnerTraining`.
     """
 
-    def __init__(self, embed_dims: int, num_heads: int, **options: Any) -> None:
-        super().__init__(embed_dims, num_heads, **options)
+    def __init__(
+        self, embed_dims: int, num_heads: int, attention: nn.Module, **options: Any
+    ) -> None:
+        # Quantised weights are integers.
+        weight = next(p for p in attention.parameters() if p.is_floating_point())
+        with torch.device(weight.device):
+            super().__init__(embed_dims, num_heads, **options)
+        self.to(weight.dtype).train(attention.training)
         # As timm's attentions have them: other code reads `block.attn.num_heads`.
         self.num_heads, self.head_dim = self.heads
         self._new_parts = {name.partition('.')[0] for name, _ in self.named_parameters()}
@@ -68,6 +77,10 @@ class Replacement(InnerTraining):
         """Names of the parameters that are initialised randomly, or of their copies in PEFT."""
         names = (name for name, _ in self.named_parameters())
         return [name for name in names if name.partition('.')[0] in self._new_parts]
+
+
+# Builds the replacement of an attention from options, or says why it cannot be replaced.
+Part: TypeAlias = Callable[..., Replacement] | str
 
 
 def drop_map_size(

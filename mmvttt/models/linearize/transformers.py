@@ -6,10 +6,10 @@ Since version 5 an attention calls the function that its config names. A lineari
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,11 @@ from transformers.initialization import copy_
 from mmvttt.errors import OptionError, UsageError
 
 from ..layers.conv import map_size
-from ..layers.inner_options import DYNAMIC, InnerOptions
+from ..layers.inner_options import DYNAMIC
 from ..layers.json_options import from_json
 from . import vit
-from .encoders import OF_SCORES, Encoder, Layout, ancestors, calling, encoders, layouts, patch_grid
-from .replacement import LINEAR, MapSize, Note, Replacement, checked_size
+from .encoders import Encoder, Layout, ancestors, beyond_ttt, calling, encoders, layouts, patch_grid
+from .replacement import LINEAR, MapSize, Note, Part, Replacement, checked_size
 
 __all__ = ['TTT', 'from_pretrained', 'linear_class']
 
@@ -33,43 +33,33 @@ MODELS = (PreTrainedModel,)
 NAME = __name__
 # Name of the module inside an attention.
 _LAYER = 'ttt'
-# Sizes of the maps of the calls in progress: the innermost, and the ones around it.
-_SIZES: ContextVar[tuple[MapSize, Any] | None] = ContextVar('sizes of maps', default=None)
+# Sizes of the maps of the calls in progress, the innermost last.
+_SIZES: ContextVar[tuple[MapSize, ...]] = ContextVar('sizes of maps', default=())
 # The same while torch.compile traces, which cannot set a ContextVar and has one thread.
 _TRACED: list[MapSize] = []
-
-
-class Host(NamedTuple):
-    """An attention to linearize, and where its tokens have the map."""
-
-    attention: nn.Module
-    layout: Layout
 
 
 class TTT(Replacement):
     """The inner training of one attention, between the attention's projections.
 
     Args:
-        host: The attention.
+        attention: The attention.
+        layout: Where its tokens have the map.
         options: See `Replacement`.
     """
 
-    def __init__(self, host: Host, **options: Any) -> None:
-        attention = host.attention
-        weight = next(p for p in attention.parameters() if p.is_floating_point())
+    def __init__(self, attention: nn.Module, layout: Layout, **options: Any) -> None:
         heads, dims = (
             next(getattr(attention, name) for name in names if hasattr(attention, name))
             for names in (('num_heads', 'num_attention_heads'), ('head_dim', 'attention_head_size'))
         )
-        with torch.device(weight.device):
-            super().__init__(heads * dims, heads, **options)
+        super().__init__(heads * dims, heads, attention, **options)
         if self.options.step == DYNAMIC:
             raise OptionError(
                 f'step={DYNAMIC!r} reads the input of an attention, and attentions of transformers '
                 'pass only queries, keys and values: give a number.'
             )
-        self.to(weight.dtype)
-        self.layout = host.layout
+        self.layout = layout
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Queries `(B, H, N, d)`, keys and values of as many or fewer heads → `(B, N, H, d)`."""
@@ -112,12 +102,11 @@ def attend(
             f'{type(module).__name__} comes from the folder of a linearized model, without the '
             f'weights of its TTT layer: load the folder by {NAME}.from_pretrained(CLASS, FOLDER).'
         )
-    changes = [name for name in OF_SCORES if kwargs.get(name) is not None]
-    changes += ['attention dropout'] * bool(dropout) + ['a mask'] * (not _is_full(attention_mask))
-    if changes or kwargs.get('is_causal'):
+    argument = beyond_ttt(not _is_full(attention_mask), dropout, kwargs)
+    if argument:
         raise OptionError(
             f'{type(module).__name__} is linearized: it sees all tokens and has no scores, and was '
-            f'given {(changes or ["is_causal"])[0]}. Leave it out; a mask may be all ones.'
+            f'given {argument}. Leave it out; a mask may be all ones.'
         )
     return layer(query, key, value), None
 
@@ -132,34 +121,33 @@ def _is_full(mask: Tensor | None) -> bool:
 AttentionInterface.register(NAME, attend)
 
 
-def attentions(model: nn.Module) -> dict[str, Host | str]:
-    """All attentions by name, or the reason why one cannot be replaced."""
+def attentions(model: nn.Module) -> dict[str, Part]:
+    """All attentions by name."""
     homes = encoders(model)
     linear = [name for name in homes if _LAYER in model.get_submodule(name)._modules]
     if linear:
         return dict.fromkeys(linear, LINEAR)
-    maps: dict[nn.Module, Layout | str] = {}
+    maps: dict[str, Layout | str] = {}
     for home in {home for home in homes.values() if isinstance(home, Encoder)}:
-        module: Any = model.get_submodule(home.name)
-        maps |= layouts(module, module.get_submodule(home.patches))
-    hosts: dict[str, Host | str] = {}
-    for name, encoder in homes.items():
+        encoder = model.get_submodule(home.name)
+        inside = _noted(encoder) or layouts(encoder, home.patches)
+        maps |= {f'{home.name}.{name}'.lstrip('.'): layout for name, layout in inside.items()}
+    parts: dict[str, Part] = {}
+    for name, home in homes.items():
+        layout = maps.get(name, 'not chosen') if isinstance(home, Encoder) else home
         attention = model.get_submodule(name)
-        layout = maps[attention] if isinstance(encoder, Encoder) else encoder
-        hosts[name] = Host(attention, layout) if isinstance(layout, Layout) else layout
-    return hosts
+        parts[name] = layout if isinstance(layout, str) else partial(TTT, attention, layout)
+    return parts
 
 
-def replacement(model: nn.Module, host: Host, options: Mapping[str, Any]) -> TTT:
-    """The layer that takes the place of an attention's softmax."""
-    return TTT(host, **options)
+def _noted(encoder: Any) -> dict[str, Layout]:
+    """The layouts that the config of a linearized encoder has for its attentions, by name."""
+    note = getattr(encoder.config, 'linearize', {})
+    return {name: Layout(*map(int, tokens)) for name, tokens in note.get('tokens', {}).items()}
 
 
-def install(
-    model: nn.Module, built: Mapping[str, TTT], left: Mapping[str, Host | str], note: Note
-) -> list[str]:
+def install(model: nn.Module, built: Mapping[str, TTT], left: Collection[str], note: Note) -> None:
     """Adds the layers to their attentions, and writes into the configs how to build them again."""
-    options = note.options.to_json()
     homes: Any = encoders(model)
     for name, layer in built.items():
         attention: Any = model.get_submodule(name)
@@ -167,11 +155,9 @@ def install(
         attention.config = calling(attention.config, NAME)
     for home in {homes[name] for name in built}:
         encoder: Any = model.get_submodule(home.name)
-        short = {n.removeprefix(f'{home.name}.'): n for n in built if homes[n] == home}
-        encoder.config.linearize = {
-            'tokens': {n: [*built[name].layout] for n, name in short.items()},
-            **options,
-        }
+        inside = {n.removeprefix(f'{home.name}.'): n for n in built if homes[n] == home}
+        tokens = {short: [*built[name].layout] for short, name in inside.items()}
+        encoder.config.linearize = {'tokens': tokens, **note.options.to_json()}
         encoder.register_forward_pre_hook(partial(_enter, home.patches), with_kwargs=True)
         encoder.register_forward_hook(_leave, always_call=True)
     for ancestor in {a for name in built for a in ancestors(name)}:
@@ -181,7 +167,6 @@ def install(
             module.config.attn_implementation = NAME
             if not isinstance(module, _Linear):
                 module.__class__ = linear_class(type(module))
-    return [f'{name}.{_LAYER}.{p}' for name, new in built.items() for p in new.new_parameters()]
 
 
 def _enter(patches: str, encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -196,26 +181,24 @@ def _enter(patches: str, encoder: Any, args: tuple[Any, ...], kwargs: dict[str, 
     _push(patch_grid(encoder.get_submodule(patches), map_size(images)))
 
 
-def _leave(*_: Any) -> None:
-    """Forward hook of an encoder, after errors too."""
-    if torch.compiler.is_compiling():
-        _TRACED.pop()
-    elif sizes := _SIZES.get():
-        _SIZES.set(sizes[1])
-
-
 def _push(size: MapSize) -> None:
     if torch.compiler.is_compiling():
         _TRACED.append(size)
     else:
-        _SIZES.set((size, _SIZES.get()))
+        _SIZES.set((*_SIZES.get(), size))
+
+
+def _leave(*_: Any) -> None:
+    """Forward hook of an encoder, after errors too."""
+    if torch.compiler.is_compiling():
+        _TRACED.pop()
+    else:
+        _SIZES.set(_SIZES.get()[:-1])
 
 
 def _current() -> MapSize | None:
-    if torch.compiler.is_compiling() and _TRACED:
-        return _TRACED[-1]
-    sizes = _SIZES.get()
-    return sizes and sizes[0]
+    sizes = (torch.compiler.is_compiling() and _TRACED) or _SIZES.get()
+    return sizes[-1] if sizes else None
 
 
 def _checkpoint(checkpoint: Callable[..., Any], function: Callable[..., Any], *args: Any) -> Any:
@@ -246,14 +229,17 @@ class _Linear(vit.Linearized, PreTrainedModel):
         """Tokens in front of the map."""
         return next(m.layout.prefix for m in self.modules() if isinstance(m, TTT))
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """The saved model; with `attn_implementation`, see `set_attn_implementation`."""
+        if kwargs.get('attn_implementation') is not None:
+            _warn_of_others(cls)
+        return super().from_pretrained(*args, **kwargs)
+
     def set_attn_implementation(self, *args: Any, **kwargs: Any) -> None:
         """Sets the function of the attentions that are not linearized, with a warning."""
         super().set_attn_implementation(*args, **kwargs)
-        warnings.warn(
-            f'{type(self).__name__} is linearized: set_attn_implementation changes only its other '
-            'attentions. For softmax attention load the source.',
-            stacklevel=2,
-        )
+        _warn_of_others(type(self))
 
     def _set_gradient_checkpointing(
         self,
@@ -269,9 +255,17 @@ class _Linear(vit.Linearized, PreTrainedModel):
         # Layers that a checkpoint does not have, such as the source's.
         if isinstance(module, TTT):
             heads, dims = module.heads
-            new = Replacement(heads * dims, heads, **vars(module.options)).state_dict()
+            new = Replacement(heads * dims, heads, module, **vars(module.options)).state_dict()
             for name, parameter in module.named_parameters():
                 copy_(parameter, new[name])
+
+
+def _warn_of_others(kind: type[Any]) -> None:
+    warnings.warn(
+        f'{kind.__name__} is linearized: attn_implementation changes only its other attentions. '
+        'For softmax attention load the source.',
+        stacklevel=3,
+    )
 
 
 def _configs(config: Any) -> Iterator[Any]:
@@ -283,32 +277,20 @@ def _configs(config: Any) -> Iterator[Any]:
 
 def _restore(model: nn.Module) -> None:
     """Linearizes a model as its configs say."""
-    homes = encoders(model)
-    names = {home.name for home in homes.values() if isinstance(home, Encoder)}
-    notes = {name: getattr(model.get_submodule(name).config, 'linearize', None) for name in names}
-    if not any(notes.values()):
+    from .linearize import linearize
+
+    where, options = [], []
+    for home in {home for home in encoders(model).values() if isinstance(home, Encoder)}:
+        encoder: Any = model.get_submodule(home.name)
+        if names := _noted(encoder):
+            where += [f'{home.name}.{name}'.lstrip('.') for name in names]
+            options.append({k: v for k, v in encoder.config.linearize.items() if k != 'tokens'})
+    if not where or options != options[:1] * len(options):
         raise OptionError(
-            f'The config of this {type(model).__name__} does not say how it was linearized: load '
-            'the source by its class in transformers, then call mmvttt.linearize.'
+            f'The config of this {type(model).__name__} does not say how it was linearized, in one '
+            'way: load the source by its class in transformers, then call mmvttt.linearize.'
         )
-    for encoder, note in notes.items():
-        if not note:
-            continue
-        tokens = {
-            f'{encoder}.{n}'.strip('.'): Layout(*map(int, t)) for n, t in note['tokens'].items()
-        }
-        missing = [name for name in tokens if not isinstance(homes.get(name), Encoder)]
-        if missing:
-            raise OptionError(
-                f'The config names the attention {missing[0]!r}, which {type(model).__name__} does '
-                'not have in this version of transformers: take the version that wrote it.'
-            )
-        options = from_json({name: value for name, value in note.items() if name != 'tokens'})
-        built = {
-            name: TTT(Host(model.get_submodule(name), layout), **options)
-            for name, layout in tokens.items()
-        }
-        install(model, built, {}, Note([*built], InnerOptions.of('linearize', **options)))
+    linearize(model, where, **from_json(options[0]))
 
 
 def linear_class(source: Any) -> Any:

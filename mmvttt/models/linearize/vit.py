@@ -1,7 +1,7 @@
 """The attentions of timm's vision transformers that can be replaced, and their replacements."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mmvttt.errors import OptionError
 
 from ..layers.conv import map_size
-from .replacement import LINEAR, MapSize, Note, Replacement, checked_size, drop_map_size
+from .replacement import LINEAR, MapSize, Note, Part, Replacement, checked_size, drop_map_size
 
 # timm's function by the model's class that converts the names and shapes of published weights.
 _FROM_AUTHORS: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
@@ -50,9 +50,9 @@ def from_authors(model: nn.Module) -> Callable[..., dict[str, Tensor]]:
     return next(rename for kind, rename in _FROM_AUTHORS.items() if isinstance(model, kind))
 
 
-def attentions(model: Any) -> dict[str, nn.Module | str]:
-    """All self-attentions of the blocks by name, or the reason why one cannot be replaced."""
-    parts: dict[str, nn.Module | str] = {}
+def attentions(model: Any) -> dict[str, Part]:
+    """All self-attentions of the blocks by name."""
+    parts: dict[str, Part] = {}
     argument = _argument(model)
     for i, block in enumerate(model.blocks):
         taken = inspect.signature(block.forward).parameters.values()
@@ -63,7 +63,8 @@ def attentions(model: Any) -> dict[str, nn.Module | str]:
                 '**kwargs, and pass them to the block inside.'
             )
         inside = {
-            f'blocks.{i}.{name}': reason_in(module) or module
+            f'blocks.{i}.{name}': _reason(module)
+            or partial(TTTAttention, module, model.num_prefix_tokens)
             for name, module in block.named_modules()
             if isinstance(module, (*_ATTENTIONS, Replacement))
         }
@@ -79,7 +80,7 @@ def _argument(model: nn.Module) -> str:
     return 'shared_rel_pos' if isinstance(model, VisionTransformerRelPos) else 'attn_mask'
 
 
-def reason_in(attention: Any) -> str | None:
+def _reason(attention: Any) -> str | None:
     """The reason why an attention cannot be replaced, or None."""
     if isinstance(attention, Replacement):
         return LINEAR
@@ -94,18 +95,10 @@ def reason_in(attention: Any) -> str | None:
     return None
 
 
-def replacement(model: Any, attention: nn.Module, options: Mapping[str, Any]) -> Replacement:
-    """A TTT attention with all that timm's attention has, to replace it."""
-    return TTTAttention(attention, model.num_prefix_tokens, **options)
-
-
 def install(
-    model: Any,
-    built: Mapping[str, Replacement],
-    left: Mapping[str, nn.Module | str],
-    note: Note,
-) -> list[str]:
-    """Puts the replacements into their places, and returns the names of the new parameters."""
+    model: Any, built: Mapping[str, Replacement], left: Collection[str], note: Note
+) -> None:
+    """Puts the replacements into their places."""
     for method in _METHODS:
         if method in vars(model):
             raise OptionError(
@@ -138,9 +131,6 @@ def install(
         update_model_args(model, source=source, linearize=options)
     kind: Any = type(model)
     model.__class__ = linear_class(_OnImages, kind)
-    return [
-        f'{name}.{parameter}' for name, new in built.items() for parameter in new.new_parameters()
-    ]
 
 
 class Linearized(nn.Module):
@@ -251,10 +241,7 @@ class TTTAttention(Replacement):
     proj_drop: Any
 
     def __init__(self, source: Any, prefix: int, **options: Any) -> None:
-        weight = source.proj.weight
-        with torch.device(weight.device):
-            super().__init__(source.proj.in_features, source.num_heads, **options)
-        self.to(weight.dtype)
+        super().__init__(source.proj.in_features, source.num_heads, source, **options)
         self.prefix = prefix
         self.rotate_half = getattr(source, 'rotate_half', False)
         self.bias_apart = getattr(source, 'qkv_bias_separate', False)
