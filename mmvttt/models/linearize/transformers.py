@@ -128,10 +128,10 @@ def attentions(model: nn.Module) -> dict[str, Part]:
     if linear:
         return dict.fromkeys(linear, LINEAR)
     maps: dict[str, Layout | str] = {}
-    for home in {home for home in homes.values() if isinstance(home, Encoder)}:
-        encoder = model.get_submodule(home.name)
-        inside = _noted(encoder) or layouts(encoder, home.patches)
-        maps |= {f'{home.name}.{name}'.lstrip('.'): layout for name, layout in inside.items()}
+    for path, patches in {home for home in homes.values() if isinstance(home, Encoder)}:
+        encoder = model.get_submodule(path)
+        inside = _noted(encoder) or layouts(encoder, patches)
+        maps |= {f'{path}.{name}'.lstrip('.'): layout for name, layout in inside.items()}
     parts: dict[str, Part] = {}
     for name, home in homes.items():
         layout = maps.get(name, 'not chosen') if isinstance(home, Encoder) else home
