@@ -20,7 +20,7 @@ from transformers.initialization import copy_
 from mmvttt.errors import OptionError, UsageError
 
 from ..layers.conv import map_size
-from ..layers.inner_options import DYNAMIC
+from ..layers.inner_options import DYNAMIC, InnerOptions
 from ..layers.json_options import from_json
 from . import vit
 from .encoders import Encoder, Layout, ancestors, beyond_ttt, calling, encoders, layouts, patch_grid
@@ -277,8 +277,6 @@ def _configs(config: Any) -> Iterator[Any]:
 
 def _restore(model: nn.Module) -> None:
     """Linearizes a model as its configs say."""
-    from .linearize import linearize
-
     where, options = [], []
     for home in {home for home in encoders(model).values() if isinstance(home, Encoder)}:
         encoder: Any = model.get_submodule(home.name)
@@ -290,7 +288,14 @@ def _restore(model: nn.Module) -> None:
             f'The config of this {type(model).__name__} does not say how it was linearized, in one '
             'way: load the source by its class in transformers, then call mmvttt.linearize.'
         )
-    linearize(model, where, **from_json(options[0]))
+    parts, note = attentions(model), Note(where, InnerOptions.of(NAME, **from_json(options[0])))
+    built = {}
+    for name in where:
+        build = parts.get(name, 'this version of transformers has no such attention')
+        if isinstance(build, str):
+            raise OptionError(f'{name}, which the config of {type(model).__name__} names: {build}.')
+        built[name] = build(**vars(note.options))
+    install(model, built, (), note)
 
 
 def linear_class(source: Any) -> Any:
