@@ -289,7 +289,7 @@ def _restore(model: nn.Module) -> None:
             'way: load the source by its class in transformers, then call mmvttt.linearize.'
         )
     parts, note = attentions(model), Note(where, InnerOptions.of(NAME, **from_json(options[0])))
-    built = {}
+    built: dict[str, Any] = {}
     for name in where:
         build = parts.get(name, 'this version of transformers has no such attention')
         if isinstance(build, str):
