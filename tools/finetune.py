@@ -34,7 +34,7 @@ def main() -> None:
     add('--format', help='the format of the annotations, where several would explain the folder')
     add('--plan', action='store_true', help='print what would be done, as JSON')
     options = vars(parser.parse_args())
-    # What the toolboxes' authors say to whoever writes configs.
+    # Warnings of the toolboxes for authors of configs.
     warnings.filterwarnings('ignore', module='mm(engine|cv|det|seg|pretrain)[.]')
     with cli.plain_errors():
         if options.pop('plan'):

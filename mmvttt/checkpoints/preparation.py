@@ -99,7 +99,7 @@ def of_images(settings: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _normalizing(settings: Mapping[str, Any]) -> str:
-    """What the keys of the pipeline's `Normalize` begin with, or ''."""
+    """Prefix of the keys of the pipeline's `Normalize`, or ''."""
     types = filter(None, map(_STEP.fullmatch, settings))
     return next((m[1] for m in types if _class_of(settings[m[0]]) == 'Normalize'), '')
 

@@ -37,7 +37,7 @@ class Picture:
 
 @dataclass
 class Label:
-    """What a file says of one picture: its name, its part, and (height, width) as annotated.
+    """A picture as a file names it: its name, its part, and (height, width) as annotated.
 
     Attributes:
         source: The file.
