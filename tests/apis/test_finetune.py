@@ -184,6 +184,8 @@ def test_counted_objects_and_steps(tmp_path: Path, begins: None) -> None:
     cfg = begun(tmp_path / 'set', tmp_path / 'out', steps=7)
     assert cfg.train_cfg.max_iters == 7
     assert cfg.model.test_cfg.rcnn.max_per_img >= 36
+    assert cfg.model.train_cfg.rcnn.sampler.num >= 4 * 36
+    assert 1 <= cfg.train_cfg.val_interval < 7
     assert cfg.default_hooks.checkpoint.save_best == 'coco/bbox_mAP'
 
 
