@@ -12,16 +12,22 @@ from __future__ import annotations
 import argparse
 import math
 import pickle
+import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from torch.serialization import get_safe_globals, safe_globals
 
 # One boolean, integer or real number, as `np.dtype.__reduce__` calls it.
 _CODES = ('b1', 'i1', 'i2', 'i4', 'i8', 'u1', 'u2', 'u4', 'u8', 'f2', 'f4', 'f8')
 _STATISTICS = ('min', 'max', 'mean', 'current')
 # The class of the configurations in the files of ViT³'s authors.
 YACS = 'yacs.config.CfgNode'
+# torch has one list for the whole process.
+_LOCK = threading.RLock()
 _HISTORY = 'mmengine.logging.history_buffer.HistoryBuffer'
 
 
@@ -153,3 +159,12 @@ def allowed() -> list[Any]:
         (argparse.Namespace, 'argparse.Namespace'),
         (OrderedDict, YACS),
     ]
+
+
+@contextmanager
+def allowing() -> Iterator[None]:
+    """Adds the allow-list to torch's own, one thread at a time; entries of others stay."""
+    with _LOCK:
+        others = get_safe_globals()
+        with safe_globals([entry for entry in allowed() if entry not in others]):
+            yield

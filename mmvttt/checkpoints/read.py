@@ -16,10 +16,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.serialization import get_safe_globals, safe_globals
 
 from ..errors import CheckpointError, RefusedCheckpointError, first_line
-from .allow_list import allowed
+from .allow_list import allowing
 from .authors import by_our_names
 from .file_kind import ARCHIVE, SAFETENSORS, kind_of
 from .preparation import Preparation, saved_preparation
@@ -172,9 +171,7 @@ def _read(file: IO[bytes], path: str, map_location: Any = 'cpu', mmap: bool = Fa
             if kind == ARCHIVE:
                 _check_archive(file, source)
             file.seek(0)
-            # At its end the context would also remove what somebody else has allowed.
-            others = get_safe_globals()
-            stack.enter_context(safe_globals([x for x in allowed() if x not in others]))
+            stack.enter_context(allowing())
             mapped = bool(mmap and kind == ARCHIVE and path)
             return torch.load(  # noqa: TID251
                 path if mapped else file,
