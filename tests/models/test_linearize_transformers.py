@@ -292,8 +292,6 @@ def test_a_part_is_linearized(tmp_path: Path) -> None:
     auto = T.AutoModelForDepthEstimation
     again = transformers.from_pretrained(auto, tmp_path).eval()
     assert torch.equal(again(x).predicted_depth, expected)
-    with pytest.raises(UsageError, match='from_pretrained'):
-        auto.from_pretrained(tmp_path)(x)
 
 
 @pytest.mark.parametrize('device_map', ['cpu', 'auto'])
@@ -315,7 +313,7 @@ def test_a_model_of_the_hub(
     again = transformers.from_pretrained(
         T.AutoModelForDepthEstimation, tmp_path / 'somebody/linear', device_map=device_map
     )
-    assert again.hf_device_map == {'': 'cpu'} or device_map == 'cpu'
+    assert {value.device.type for value in again.state_dict().values()} == {'cpu'}
     assert torch.equal(again.eval()(x).predicted_depth, model(x).predicted_depth)
 
 
@@ -332,7 +330,8 @@ def _rank(rank: int, folder: Path) -> None:
 
 
 def test_two_ranks_have_the_gradients_of_one(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_rank, (tmp_path,), nprocs=2)
+    # A fork: a new process could not import this module.
+    torch.multiprocessing.start_processes(_rank, (tmp_path,), nprocs=2, start_method='fork')
     expected = _gradients(build('ViT'), image(batch=4))
     for rank in range(2):
         # fp32, the same sums in another order.
