@@ -284,8 +284,8 @@ def checkpoint_in(folder: Path, kind: str = BEST) -> Path | None:
 def _measured(config: Path, enough: float) -> tuple[float, float]:
     """Seconds of a training step, and the memory of it in GB: on a CPU of the whole program.
 
-    The model has random weights, which take as long. A first step of `enough` seconds or less,
-    with all that it allocates and compiles, is the last.
+    The model has random weights, which take as long. The fastest of five steps counts, because the
+    first ones allocate and compile; a step of `enough` seconds or less is the last.
     """
     cfg, device = load_config(config), get_device()
     with building(cfg):
@@ -293,7 +293,7 @@ def _measured(config: Path, enough: float) -> tuple[float, float]:
         optimizer = build_optim_wrapper(model, cfg.optim_wrapper)
         batches = iter(Runner.build_dataloader(cfg.train_dataloader, seed=0))
     seconds = math.inf
-    for _ in range(3):
+    for _ in range(5):
         if seconds <= enough:
             break
         begin = time.perf_counter()
