@@ -329,9 +329,12 @@ def _rank(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def test_two_ranks_have_the_gradients_of_one(tmp_path: Path) -> None:
-    # A fork: a new process could not import this module.
-    torch.multiprocessing.start_processes(_rank, (tmp_path,), nprocs=2, start_method='fork')
+def test_two_ranks_have_the_gradients_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The ranks import this module; mmvttt is the installed one.
+    monkeypatch.setattr(sys, 'path', [*sys.path, str(Path(__file__).parents[2])])
+    torch.multiprocessing.spawn(_rank, (tmp_path,), nprocs=2)
     expected = _gradients(build('ViT'), image(batch=4))
     for rank in range(2):
         # fp32, the same sums in another order.
