@@ -70,7 +70,10 @@ model = dict(
             arch=dict(embed_dims=96, num_layers=4, num_heads=3, feedforward_channels=256),
             img_size=image_size,
             init_cfg=dict(
-                type='Pretrained', checkpoint='mmvttt://cifar10_vittt_nano', prefix='backbone.'
+                type='Pretrained',
+                checkpoint='mmvttt://cifar10_vittt_nano',
+                prefix='backbone.',
+                first_blocks=True,
             ),
         ),
     ),

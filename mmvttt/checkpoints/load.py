@@ -100,6 +100,7 @@ def load_pretrained(
     ema: bool = False,
     adapt: Callable[[dict[str, Tensor]], StateDict] | None = None,
     key: str | None = None,
+    first_blocks: bool = False,
 ) -> LoadReport:
     """Loads a checkpoint's matching tensors into a module, and logs which did not match.
 
@@ -118,6 +119,7 @@ def load_pretrained(
         ema: Takes the averaged weights, such as MESA's teacher (see `Checkpoint.weights`).
         adapt: Changes the tensors before the comparison, by default `adapted` to the module.
         key: Entry of the file with the weights, such as `'teacher'` or `'student'`.
+        first_blocks: Takes the first blocks of a deeper model, which is an error otherwise.
 
     Returns:
         The report that was logged.
@@ -142,7 +144,7 @@ def load_pretrained(
         prefix = _found_prefix(module, weights, fit, source)
     prefix = f'{prefix.rstrip(".")}.' if prefix else ''
     inside = fit(under(weights, prefix))
-    report = require_match(module, inside, source, prefix, weights)
+    report = require_match(module, inside, source, prefix, weights, first_blocks)
     report = replace(report, preparation=opened.preparation)
     new = _declared(module, 'new_parameters')
     _require_parts(report, new, source)
@@ -282,11 +284,13 @@ def _require_parts(report: LoadReport, new: Collection[str], source: str) -> Non
             )
 
 
-def _require_depth(module: nn.Module, weights: StateDict, report: LoadReport, source: str) -> None:
+def _require_depth(
+    module: nn.Module, weights: StateDict, report: LoadReport, source: str, first_blocks: bool
+) -> None:
     """Refuses the checkpoint of a deeper or shallower model, whose other tensors all match."""
     here = module.state_dict()
-    blocks = _blocks(report.unexpected, here) or _blocks(report.missing, weights)
-    if blocks:
+    deeper = [] if first_blocks else _blocks(report.unexpected, here)
+    if blocks := deeper or _blocks(report.missing, weights):
         # 'layers.2.blocks.9' → 'layers.2.blocks.'
         stem = blocks[0].rpartition('.')[0] + '.'
         inside = ([n.removeprefix(stem) for n in m if n.startswith(stem)] for m in (weights, here))
@@ -327,6 +331,7 @@ def require_match(
     source: str,
     prefix: str = '',
     names: Collection[str] = (),
+    first_blocks: bool = False,
 ) -> LoadReport:
     """Compares weights with a module's.
 
@@ -340,7 +345,7 @@ def require_match(
     report = compare(module, weights)
     size, least = len(module.state_dict()), _least_matched(module)
     if len(report.matched) >= least:
-        _require_depth(module, weights, report, source)
+        _require_depth(module, weights, report, source, first_blocks)
         return report
     advice = 'give the checkpoint of this architecture'
     if 2 * len(report.mismatched) >= size:

@@ -1,6 +1,7 @@
 """Loading weights: prefixes, containers, reports, and files that must not be read."""
 
 import logging
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -186,6 +187,8 @@ def test_a_file_of_another_depth_is_refused(
         with pytest.raises(CheckpointMismatchError, match='another size'):
             load_pretrained(target, tmp_path / 'a.pth')
         assert load_pretrained(source, tmp_path / 'a.pth').matched
+        with nullcontext() if deeper else pytest.raises(CheckpointMismatchError):
+            assert not load_pretrained(target, tmp_path / 'a.pth', first_blocks=True).missing
 
 
 @pytest.mark.parametrize('whole', [True, False])
