@@ -62,7 +62,8 @@ def each(*patterns: tuple[str, Any], count: int = 6) -> Files:
 
 def coco(names: list[str], **more: Any) -> dict[str, Any]:
     images = [dict(id=i, file_name=name, width=W, height=H) for i, name in enumerate(names)]
-    boxes = [dict(id=i + 1, image_id=i, category_id=1, bbox=BOX, **more) for i in range(len(names))]
+    box = dict(category_id=1, bbox=BOX) | more
+    boxes = [dict(id=i + 1, image_id=i, **box) for i in range(len(names))]
     return dict(images=images, annotations=boxes, categories=[dict(id=1, name='cat')])
 
 
@@ -110,6 +111,16 @@ READ: dict[str, tuple[Files, str, str, int, int]] = {
     '0 and 255': (
         each(('x_input/{}.jpg', None), ('x_truth/{}_segmentation.png', BINARY)),
         'label maps', 'maps', 5, 1,
+    ),
+    'a word before each number': (
+        each(('image_{}.png', None), ('mask_{}.png', NUMBERS)), 'label maps', 'maps', 5, 1,
+    ),
+    'a box that is null': (
+        each(('{}.jpg', None))
+        | {'a.json': coco(NAMES) | dict(annotations=coco(NAMES)['annotations'] + [
+            dict(id=9, image_id=3, category_id=1, bbox=None)
+        ])},
+        'COCO', 'boxes', 4, 1,
     ),
     'the parts of the official COCO': (
         {f'{p}2017/{n}': None for p in ('train', 'val') for n in NAMES}
@@ -199,6 +210,9 @@ REFUSED: dict[str, tuple[Files, str]] = {
     ),
     'an archive': ({'a.zip': b'PK'}, "'a.zip' is packed"),
     'one class': (each(('cat/{}.jpg', None)), 'its 6 pictures .*fewer than two folders'),
+    'fractions': (
+        each(('{}.jpg', None)) | {'a.json': coco(NAMES, bbox=[0.1, 0.2, 0.3, 0.4])}, 'fractions',
+    ),
     'two JSON files of one picture': (
         each(('{}.jpg', None)) | {f'{p}.json': coco(NAMES) for p in 'ab'}, 'another file does',
     ),

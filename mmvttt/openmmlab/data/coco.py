@@ -36,11 +36,21 @@ def _is_mask(value: Any) -> bool:
     )
 
 
+def is_id(value: Any) -> bool:
+    """Whether a value of JSON can be an id."""
+    return type(value) in (int, float, str)
+
+
+def is_box(value: Any) -> bool:
+    """Whether a value of JSON is a list of four numbers."""
+    return isinstance(value, list) and len(value) == 4 and all(map(_is_number, value))
+
+
 # Allowed values in words, and a check.
-_ID = 'a number or a text', lambda value: type(value) in (int, float, str)
+_ID = 'a number or a text', is_id
 _TEXT = 'a text', lambda value: isinstance(value, str) and '\0' not in value
 _SIDE = 'an integer above 0', lambda x: _is_number(x) and x > 0 and x == int(x)
-_BOX = 'four numbers', lambda x: isinstance(x, list) and len(x) == 4 and all(map(_is_number, x))
+_BOX = 'four numbers', is_box
 # mmdet only checks that it is above 0.
 _AREA = 'a number', lambda value: type(value) in (int, float)
 _FLAG = '0 or 1', lambda value: value in (None, 0, 1)
@@ -85,11 +95,6 @@ def check_coco(
     classes = dataset.metainfo.get('classes') or ()
     _check_categories([category['name'] for category in categories], classes, path, findings)
     sizes = {image['id']: (image['height'], image['width']) for image in images}
-    if listed and all(min(a['bbox']) >= 0 and max(a['bbox']) <= 1 for a in listed):
-        findings.error(
-            'the boxes are fractions of the picture (all numbers lie between 0 and 1): multiply '
-            'them, and the outlines, by its width and height'
-        )
     names = {category['id']: category['name'] for category in categories}
     whys = [_why_not_learned(ann, sizes[ann['image_id']], masks) for ann in listed]
     for ann, why in zip(listed, whys, strict=True) if masks else ():
@@ -265,7 +270,18 @@ def coco_entries(
                 f'annotations whose {key} is not listed (a text is not a number)',
                 _example(ann, key),
             )
+    if listed and all(min(a['bbox']) >= 0 and max(a['bbox']) <= 1 for a in listed):
+        findings.error(
+            'the boxes are fractions of the picture (all numbers lie between 0 and 1): multiply '
+            'them, and the outlines, by its width and height'
+        )
     return images, listed, categories
+
+
+def wrong_key(part: str, entry: Mapping[str, Any]) -> str | None:
+    """The first key of an entry of 'images', … whose value is not allowed, or None."""
+    keys = _ENTRIES[part].items()
+    return next((key for key, (_, is_allowed) in keys if not is_allowed(entry.get(key))), None)
 
 
 def _whole(content: dict[str, list], part: str, findings: Findings) -> list[dict]:
@@ -273,16 +289,14 @@ def _whole(content: dict[str, list], part: str, findings: Findings) -> list[dict
     whole = []
     for number, item in enumerate(content[part]):
         entry = item if isinstance(item, dict) else {}
-        for key, (allowed, is_allowed) in _ENTRIES[part].items():
-            if not is_allowed(entry.get(key)):
-                name = f'id {entry["id"]!r}' if _ID[1](entry.get('id')) else f'number {number}'
-                findings.error(
-                    f'{part} whose {key} is missing or not {allowed}',
-                    f'{name} ({entry.get(key)!r:.80})',
-                )
-                break
-        else:
+        if (key := wrong_key(part, entry)) is None:
             whole.append(entry)
+            continue
+        name = f'id {entry["id"]!r}' if is_id(entry.get('id')) else f'number {number}'
+        findings.error(
+            f'{part} whose {key} is missing or not {_ENTRIES[part][key][0]}',
+            f'{name} ({entry.get(key)!r:.80})',
+        )
     for key in dict(images=('id', 'file_name'), categories=('id', 'name')).get(part, ('id',)):
         for value, count in Counter(entry[key] for entry in whole).items():
             if count > 1:

@@ -28,7 +28,7 @@ from .text_files import read_lines
 from .tree import MARK, Tree
 from .write_coco import coco_json
 
-# The share of pictures that may be left out because they or their labels cannot be read.
+# The share of pictures that may be left out because they or their labels cannot be read; one may.
 _BROKEN = 0.1
 _SIDES = 'height', 'width'
 
@@ -151,7 +151,7 @@ def _usable(tree: Tree, reading: Reading) -> tuple[dict[str, Picture], dict[str,
     reading.left_out |= broken
     faults = [f'{path}: {why}' for path, why in broken.items()]
     total = len(pictures) + len(broken)
-    if len(broken) > _BROKEN * total:
+    if len(broken) > max(1, _BROKEN * total):
         more = f', … ({len(faults) - 5} more)' if len(faults) > 5 else ''
         raise DataError(
             f'{len(broken)} of {total} pictures or labels ({reading.format}) cannot be read: '
@@ -262,10 +262,11 @@ def _settle(data: OwnFolder, reading: Reading) -> None:
         classes = [name for name in classes if name in present]
     data.classes, data.lookup = tuple(classes), reading.lookup
     if not classes or not data.train or not data.val:
+        faults = [f'{path}: {why}' for path, why in reading.broken.items()]
         raise DataError(
             f'{shown(data.root)!r} ({data.format}) needs pictures to train (there are '
             f'{len(data.train)}), pictures to validate ({len(data.val)}), and annotated classes '
-            f'({len(classes)}). {" ".join(shown(note, 300) for note in data.notes[:3])}'
+            f'({len(classes)}). {shown("; ".join([*faults[:3], *data.notes[:3]]), 900)}'
         )
 
 

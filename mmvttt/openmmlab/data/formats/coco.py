@@ -6,7 +6,7 @@ import math
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..coco import coco_entries
+from ..coco import coco_entries, is_box, is_id, wrong_key
 from ..findings import Findings
 from ..parts import part_of
 from ..reading import Reading
@@ -53,25 +53,40 @@ def _has_box(entry: Any) -> bool:
     return isinstance(entry, dict) and 'bbox' in entry and 'category_id' in entry
 
 
+def _name(image: dict) -> str:
+    name = image.get('file_name')
+    return name if isinstance(name, str) else ''
+
+
 def _add(tree: Tree, reading: Reading, source: str, content: dict, several: bool) -> None:
     reading.used.add(source)
     path, findings = PurePosixPath(source), Findings(source)
     subset = path.stem.rpartition('_')[2]
     part = part_of(path.stem)
-    names = [i['file_name'] for i in content['images'] if isinstance(i.get('file_name'), str)]
-    files = tree.find(names, str(path.parent), subset)
-    # Entries that some programs leave out, and that follow from the rest.
-    for number, entry in enumerate(content['annotations'], 1):
-        entry.setdefault('id', number)
-        entry.setdefault('area', math.prod(entry.get('bbox', ())[2:]))
-    for image in content['images']:
-        file = files.get(image.get('file_name'))
+    entries = {key: [e if isinstance(e, dict) else {} for e in content[key]] for key in _LISTS}
+    files = tree.find(filter(None, map(_name, entries['images'])), str(path.parent), subset)
+    broken = {name: 'there is no such picture' for name, file in files.items() if file is None}
+    for image in entries['images']:
+        file = files.get(_name(image))
         if file and not (image.get('height') and image.get('width')):
             image.update(tree.size(file))
-    missing = {name for name, file in files.items() if file is None}
-    reading.broken |= {f'{source}: {name}': 'there is no such picture' for name in missing}
-    content['images'] = [i for i in content['images'] if i.get('file_name') not in missing]
-    images, annotations, categories = coco_entries(content, findings)
+    named = {i['id']: i['file_name'] for i in entries['images'] if not wrong_key('images', i)}
+    for number, entry in enumerate(entries['annotations'], 1):
+        # What some programs leave out follows from the rest.
+        box = entry.get('bbox')
+        entry.setdefault('id', number)
+        entry.setdefault('area', math.prod(box[2:]) if is_box(box) else 0)
+        key = wrong_key('annotations', entry)
+        if key not in (None, 'id', 'image_id') and (name := named.get(entry['image_id'])):
+            broken.setdefault(name, f'{key} of annotation {entry["id"]} is {entry.get(key)!r:.80}')
+            reading.left_out[files[name] or name] = 'its annotations cannot be read'
+    reading.broken |= {f'{source}: {name}': why for name, why in broken.items()}
+    entries['images'] = [i for i in entries['images'] if _name(i) not in broken]
+    gone = {number for number, name in named.items() if name in broken}
+    entries['annotations'] = [
+        a for a in entries['annotations'] if not (is_id(k := a.get('image_id')) and k in gone)
+    ]
+    images, annotations, categories = coco_entries(entries, findings)
     reading.lacks += [f'{source!r}: {text}' for text in findings.errors]
     reading.notes += [f'{source}: {text}' for text in findings.warnings]
     labels = {category['id']: category['name'] for category in categories}

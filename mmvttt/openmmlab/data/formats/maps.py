@@ -27,7 +27,7 @@ IGNORED = 255
 _MOST = 64
 # Equal neighbours of a label map (.99), not of a photograph (.1 to .6); looked at in a few files.
 _FLAT, _LOOKED_AT, _KINDS = 0.75, 5, 300
-_LAST_WORD = re.compile(r'[_\-. ][A-Za-z]\w*?$')
+_WORD = re.compile(r'^[A-Za-z]+(?=[_\-. ])|[_\-. ][A-Za-z]\w*?$')
 
 
 @dataclass
@@ -98,13 +98,12 @@ def read(tree: Tree) -> Reading:
 
 
 def _kinds(tree: Tree) -> tuple[list[str], list[str]]:
-    """Photographs and label maps, by a few pictures of each folder, suffix and ending."""
+    """Photographs and label maps, by a few pictures of each folder, suffix, and word in names."""
     kinds: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for inner in tree.images:
         folder, _, name = inner.rpartition('/')
         stem, suffix = os.path.splitext(name)
-        match = _LAST_WORD.search(stem)
-        kinds[folder, suffix, match[0] if match else ''].append(inner)
+        kinds[folder, suffix, '…'.join(_WORD.findall(stem))].append(inner)
     # Names of one word each are not kinds.
     words = Counter((folder, suffix) for folder, suffix, _ in kinds)
     merged: dict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -141,20 +140,24 @@ def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> 
     """The map of each picture."""
     stems = {i: normalize('NFC', os.path.splitext(i)[0]).split('/') for i in tree.images}
     cores: dict[str, list[str]] = defaultdict(list)
-    ending = _common_ending([stems[inner][-1] for inner in photos])
+    names = {inner: stems[inner][-1] for inner in (*photos, *maps)}
+    ending = _shared_ending([names[inner] for inner in photos])
+    starts = [_shared_ending([names[i][::-1] for i in images])[::-1] for images in (photos, maps)]
     for inner in photos:
-        name = stems[inner][-1]
-        for core in {name, name.removesuffix(ending)}:
+        name = names[inner]
+        for core in {name, name.removesuffix(ending), name.removeprefix(starts[0])}:
             cores[core].append(inner)
     options: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     tree.facts([*photos, *maps])
     for source in maps:
-        name = stems[source][-1]
-        cuts = [len(name), *(m.start() for m in re.finditer(r'[_\-. ]', name))][::-1]
-        cut = next((c for c in sorted(cuts, reverse=True) if name[:c] in cores), None)
-        if cut is None:
+        # The whole name, or without its last words, or without the first ones of all maps.
+        name = names[source]
+        cuts = [name[: match.start()] for match in re.finditer(r'[_\-. ]', name)]
+        texts = (name, *cuts[::-1], name.removeprefix(starts[1]))
+        core = next((text for text in texts if text in cores), None)
+        if core is None:
             continue
-        near = [(_shared(stems[inner], stems[source]), inner) for inner in cores[name[:cut]]]
+        near = [(_shared(stems[inner], stems[source]), inner) for inner in cores[core]]
         best = [inner for n, inner in near if n == max(near)[0]]
         named = [inner for inner in best if {*inner.lower().split('/')} & {'images', 'jpegimages'}]
         inner, *others = named or best
@@ -164,7 +167,7 @@ def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> 
         if others:
             reading.lacks.append(f'{source!r} may be of {inner!r} or of {others[0]!r}')
             break
-        options[inner][os.path.dirname(source), name[cut:]] = source
+        options[inner][os.path.dirname(source), name.replace(core, '', 1)] = source
     paired = sum(map(len, options.values()))
     if paired or reading.broken:
         reading.evidence = f'{paired} of {len(maps)} maps with a picture of their size'
@@ -179,8 +182,8 @@ def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> 
     return {inner: next(iter(kinds.values())) for inner, kinds in options.items() if kinds}
 
 
-def _common_ending(names: list[str]) -> str:
-    """Returns the ending that all names share, from a separator on."""
+def _shared_ending(names: list[str]) -> str:
+    """The ending that all names share, from a separator on."""
     length = common_start([name[::-1] for name in names]) if len(names) > 1 else 0
     start = re.search(r'[_\-. ]', names[0][len(names[0]) - length :]) if length else None
     return names[0][len(names[0]) - length + start.start() :] if start else ''

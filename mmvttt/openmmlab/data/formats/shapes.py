@@ -110,7 +110,7 @@ def label_studio(tree: Tree) -> Reading:
                 if not answers:
                     continue
                 reading.skipped['another annotator'] += len(answers) - 1
-                for item in answers[0].get('result', ()):
+                for item in answers[0].get('result') or ():
                     value = item.get('value', {})
                     kind = next((k for k in _LABELS if value.get(k)), None)
                     if kind is None or item.get('image_rotation') or value.get('rotation'):
