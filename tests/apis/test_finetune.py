@@ -158,7 +158,8 @@ def test_a_folder_is_read_again_after_an_error(tmp_path: Path, begins: None) -> 
     content = coco(6)
     make_coco(tmp_path / 'set', 6)
     for width, error in ((60, DataError), (64, KeyboardInterrupt)):
-        content['images'][0]['width'] = width
+        for image in content['images'][:2]:
+            image['width'] = width
         write(tmp_path / 'set', content)
         with pytest.raises(error):
             mmvttt.finetune(tmp_path / 'set', work_dir=tmp_path / 'out')

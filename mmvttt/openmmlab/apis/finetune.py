@@ -61,7 +61,7 @@ def finetune(
     minutes: float | None = None,
     steps: int | None = None,
     format: str | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Callable[[str], None] = print,
 ) -> Predictor:
     """Trains on a folder of pictures from trained weights. The same call resumes a stopped one.
 
@@ -79,7 +79,7 @@ def finetune(
         steps: Length of the training in steps, in place of `minutes`.
         format: The format of the annotations, see `read_folder`; default: the one that explains the
             folder.
-        say: Gets the lines of the report, e.g. `print`.
+        say: Gets the lines of the report.
 
     Returns:
         The trained model with its best weights, as `mmvttt.load` returns it. Its `metrics` are the
@@ -115,13 +115,13 @@ def finetune(
         f'{own["memory"]} GB'
     )
     say(f'config    {_path(out / CONFIG)}')
-    progress = _Progress(out / _HISTORY, task_for(data.task).measures[data.task], say)
+    progress = _Progress(out / _HISTORY, data, say)
     if not (out / _REPORT).is_file():
         draw_data(data, cfg, out / 'data.png')
         say(f'data      {_path(out / "data.png")}')
         run = os.fspath(out / 'run')
         train(out / CONFIG, work_dir=run, resume='auto', hooks=[progress], silent=True)
-    predictor = _finished(data, out, cfg, progress)
+    predictor = _finished(out, cfg, progress)
     _report(predictor, root, minutes or default_minutes(), progress, say)
     return predictor
 
@@ -221,22 +221,31 @@ class _Progress(Hook):
     """Reports the validations, a line each, and keeps them in a file.
 
     Attributes:
-        history: Of each validation `step`, `loss`, `metrics`, and `by_class` of label maps.
+        history: Of each validation `step`, `loss`, `metrics`, and `by_class`, see `Task`.
     """
 
     priority = 'VERY_LOW'
 
-    def __init__(self, path: Path, keys: Sequence[str], say: Callable[[str], None]) -> None:
-        self.path, self.keys, self.say = path, keys, say
+    def __init__(self, path: Path, data: OwnFolder, say: Callable[[str], None]) -> None:
+        self.path, self.data, self.say = path, data, say
+        self.task = task_for(data.task)
+        self.keys = self.task.measures[data.task]
         lines = path.read_text(encoding='utf-8').splitlines() if path.is_file() else ()
         self.history: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        self.areas: list[Any] = []
+        self.results: list[Any] = []
         self.losses: list[float] = []
 
     @property
     def best(self) -> dict[str, Any]:
         """The validation with the best result, the first of several."""
         return max(self.history, key=lambda entry: entry['metrics'].get(self.keys[0], 0))
+
+    @property
+    def table(self) -> list[tuple[str, int, float]]:
+        """Name, number of validation pictures and best result of each class."""
+        names, entry = self.data.classes, self.best['by_class']
+        counts = [sum(name in picture.classes for picture in self.data.val) for name in names]
+        return list(zip(names, entry.get('pictures', counts), entry['values'], strict=True))
 
     def before_train(self, runner: Runner) -> None:
         """Says how long the training is."""
@@ -258,17 +267,14 @@ class _Progress(Hook):
             self._line(runner, runner.iter + 1, {})
 
     def after_val_iter(self, runner: Runner, *args: Any, **options: Any) -> None:
-        """Keeps what a segmentor's metric clears at its end: areas by class of each picture."""
-        self.areas = runner.val_evaluator.metrics[0].results[:]
+        """Keeps what the metric has collected, which it clears at its end."""
+        self.results = runner.val_evaluator.metrics[0].results[:]
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Says what was measured."""
         values = {key: np.asarray(value).tolist() for key, value in (metrics or {}).items()}
         entry = dict(step=runner.iter, loss=float(np.mean(self.losses or math.nan)), metrics=values)
-        if self.keys[0] == 'mIoU':
-            shared, union, _, labels = (torch.stack(k) for k in zip(*self.areas, strict=True))
-            iou = shared.sum(0) / union.sum(0)
-            entry['by_class'] = dict(pictures=(labels > 0).sum(0).tolist(), IoU=iou.tolist())
+        entry['by_class'] = self.task.by_class(self.data.classes, values, self.results)
         self.history.append(entry)
         text = ''.join(json.dumps(entry) + '\n' for entry in self.history)
         write_whole(self.path, text.encode())
@@ -289,7 +295,7 @@ class _Progress(Hook):
         self.say(f'  step {step:4}  {"  ".join(parts)}')
 
 
-def _finished(data: OwnFolder, out: Path, cfg: Config, progress: _Progress) -> Predictor:
+def _finished(out: Path, cfg: Config, progress: _Progress) -> Predictor:
     """The trained model with its results; the pictures of the report are written once."""
     for name, kind in ((BEST, 'best'), (LAST, 'last')):
         if not (out / name).exists() and (source := checkpoint_in(out, kind)) is not None:
@@ -300,7 +306,7 @@ def _finished(data: OwnFolder, out: Path, cfg: Config, progress: _Progress) -> P
                 shutil.copyfile(source, out / name)
     predictor = open_model(cfg, out / BEST, 'cuda' if torch.cuda.is_available() else 'cpu')
     predictor.folder, predictor.metrics = out, progress.best['metrics']
-    predictor.table = _by_class(data, progress.best)
+    predictor.table = progress.table
     if not (out / _REPORT).is_file():
         draw_results(progress.history, progress.keys, predictor.table, out / 'results.png')
         draw_predictions(predictor, cfg, out)
@@ -326,18 +332,3 @@ def _report(
     if best is last and len(progress.history) > 1:
         again = command('mmvttt', 'finetune', root, '--minutes', f'{2 * minutes:g}')
         say(f'It was still learning: `{again}` trains on from there.')
-
-
-def _by_class(data: OwnFolder, entry: Mapping[str, Any]) -> list[tuple[str, int, float]]:
-    """Returns name, number of validation pictures and result of each class."""
-    metrics = entry['metrics']
-    if data.task == 'maps':
-        counts, values = entry['by_class']['pictures'], entry['by_class']['IoU']
-    else:
-        counts = [sum(name in picture.classes for picture in data.val) for name in data.classes]
-        if data.task == 'classes':
-            values = [x / 100 for x in metrics['single-label/recall_classwise']]
-        else:
-            # With masks, mmdetection's values of boxes are overwritten.
-            values = [metrics.get(f'coco/{name}_precision', math.nan) for name in data.classes]
-    return list(zip(data.classes, counts, values, strict=True))

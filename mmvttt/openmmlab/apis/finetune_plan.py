@@ -148,10 +148,8 @@ def _fitted(
     """
     if get_device() != 'cpu':
         start = replace(start, gpu={}, freeze={}, **start.gpu)
-    if start.size == (32, 32) and _typical_side(data) >= 64:
-        # CIFAR-10's patches of 4 pixels become patches of 16.
-        backbone = dict(start.backbone, img_size=128, patch_size=16)
-        start = replace(start, size=(128, 128), backbone=backbone)
+    if _typical_side(data) >= 64:
+        start = replace(start, large={}, **start.large)
     objects = [len(picture.objects) for picture in (*data.train, *data.val)]
     own: dict[str, Any] = dict(
         task=data.task, classes=list(data.classes), root=os.fspath(data.root),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,6 +57,13 @@ class Detection(Task):
         masks = instances.get('masks')
         masks = None if masks is None else np.asarray(masks, bool)
         return Boxes(image, classes, scores, labels, boxes, masks, palette=palette)
+
+    def by_class(
+        self, classes: Sequence[str], metrics: Mapping[str, Any], results: Sequence[Any]
+    ) -> dict[str, list]:
+        """AP of boxes, or of masks where there are some."""
+        # With masks, mmdetection's values of boxes are overwritten.
+        return dict(values=[metrics.get(f'coco/{name}_precision', math.nan) for name in classes])
 
     def show(self, cfg: Any, hook: Any, folder: str) -> None:
         """Sets mmdet's hook."""

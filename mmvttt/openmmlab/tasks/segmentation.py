@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import nn
 
 from ..export.networks import Labels, logits_of_segmentor, to_label_map
@@ -47,6 +48,14 @@ class Segmentation(Task):
         # mmseg's label map of a binary segmentor is of floating-point numbers.
         labels = sample.pred_sem_seg.data[0].numpy().astype(np.int64)
         return LabelMap(image, classes, labels, palette=palette)
+
+    def by_class(
+        self, classes: Sequence[str], metrics: Mapping[str, Any], results: Sequence[Any]
+    ) -> dict[str, list]:
+        """IoU. The metric collects areas by class: shared, of either, predicted and labelled."""
+        shared, union, _, labelled = (torch.stack(areas) for areas in zip(*results, strict=True))
+        iou = shared.sum(0) / union.sum(0)
+        return dict(values=iou.tolist(), pictures=(labelled > 0).sum(0).tolist())
 
     def show(self, cfg: Any, hook: Any, folder: str) -> None:
         """Sets mmsegmentation's hook, which leaves the folder to the visualizer."""

@@ -31,6 +31,7 @@ class Start:
         backbone: Options of the backbone.
         freeze: Options of the backbone that freeze it.
         gpu: The attributes that differ on a GPU.
+        large: The attributes that differ where pictures have sides of 64 pixels or more.
     """
 
     config: str
@@ -42,6 +43,7 @@ class Start:
     backbone: Mapping[str, Any] = field(default_factory=dict)
     freeze: Mapping[str, Any] = field(default_factory=dict)
     gpu: Mapping[str, Any] = field(default_factory=dict)
+    large: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Task:
@@ -111,6 +113,18 @@ class Task:
             classes: Names of the classes, or none.
             score_thr: Boxes with a lower score are left out.
             palette: See `Prediction`.
+        """
+        raise NotImplementedError
+
+    def by_class(
+        self, classes: Sequence[str], metrics: Mapping[str, Any], results: Sequence[Any]
+    ) -> dict[str, list]:
+        """The first measure of each class, at `values`; in how many pictures it is, at `pictures`.
+
+        Args:
+            classes: Names of the classes.
+            metrics: What the metric returned.
+            results: What it had collected of each picture. Only some tasks' have `pictures`.
         """
         raise NotImplementedError
 

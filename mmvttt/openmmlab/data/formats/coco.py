@@ -73,7 +73,7 @@ def _add(tree: Tree, reading: Reading, source: str, content: dict, several: bool
     named = {i['id']: i['file_name'] for i in entries['images'] if not wrong_key('images', i)}
     for number, entry in enumerate(entries['annotations'], 1):
         # What some programs leave out follows from the rest.
-        box = entry.get('bbox')
+        box: Any = entry.get('bbox')
         entry.setdefault('id', number)
         entry.setdefault('area', math.prod(box[2:]) if is_box(box) else 0)
         key = wrong_key('annotations', entry)

@@ -145,8 +145,8 @@ def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> 
     starts = [_shared_ending([names[i][::-1] for i in images])[::-1] for images in (photos, maps)]
     for inner in photos:
         name = names[inner]
-        for core in {name, name.removesuffix(ending), name.removeprefix(starts[0])}:
-            cores[core].append(inner)
+        for text in {name, name.removesuffix(ending), name.removeprefix(starts[0])}:
+            cores[text].append(inner)
     options: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     tree.facts([*photos, *maps])
     for source in maps:
