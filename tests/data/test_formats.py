@@ -1,5 +1,6 @@
 """Folders as people have them: each is read by the rules of one format, or refused in words."""
 
+import io
 import json
 import os
 import zipfile
@@ -51,6 +52,14 @@ def make(root: Path, files: Files) -> Path:
     return root
 
 
+def palette(numbers: np.ndarray) -> bytes:
+    """A PNG of one channel with a colour for each number."""
+    image, file = Image.fromarray(numbers, 'P'), io.BytesIO()
+    image.putpalette(bytes(range(256)) * 3)
+    image.save(file, 'png')
+    return file.getvalue()
+
+
 def each(*patterns: tuple[str, Any], count: int = 6) -> Files:
     """The files of pictures 0, 1, …: `{}` in names and texts is the number."""
     return {
@@ -69,7 +78,12 @@ def coco(names: list[str], **more: Any) -> dict[str, Any]:
 
 def shapes(name: str) -> dict[str, Any]:
     shape = dict(label='cat', points=OUTLINE, shape_type='polygon')
-    return dict(shapes=[shape], imagePath=name, imageHeight=H, imageWidth=W)
+    return dict(
+        shapes=[shape, shape | dict(label='__ignore__')],
+        imagePath=name,
+        imageHeight=H,
+        imageWidth=W,
+    )
 
 
 def task(name: str) -> dict[str, Any]:
@@ -82,6 +96,12 @@ def task(name: str) -> dict[str, Any]:
 CVAT = ''.join(
     f'<image name="{i}.jpg" width="{W}" height="{H}" subset="{"Train" if i < 4 else "Validation"}">'
     '<box label="cat" xtl="6" ytl="9" xbr="18" ybr="27"/></image>'
+    for i in range(6)
+)
+CVAT_PARTS = ''.join(
+    f'<image name="{i}.jpg" width="{W}" height="{H}" subset="{part}">'
+    '<box label="cat" xtl="6" ytl="9" xbr="18" ybr="27"/></image>'
+    for part in ('Train', 'Validation')
     for i in range(6)
 )
 NAMES = [f'{i}.jpg' for i in range(6)]
@@ -98,6 +118,15 @@ READ: dict[str, tuple[Files, str, str, int, int]] = {
     'CVAT': (
         each(('images/{}.jpg', None)) | {'annotations.xml': f'<annotations>{CVAT}</annotations>'},
         'CVAT for images', 'boxes', 4, 2,
+    ),
+    'CVAT, a folder for each part': (
+        each(('images/Train/{}.jpg', None), ('images/Validation/{}.jpg', None))
+        | {'annotations.xml': f'<annotations>{CVAT_PARTS}</annotations>'},
+        'CVAT for images', 'boxes', 6, 6,
+    ),
+    'numbers of a palette': (
+        each(('images/{}.jpg', None), ('masks/{}.png', palette(NUMBERS * 7))),
+        'label maps', 'maps', 5, 1,
     ),
     'Label Studio': (
         each(('{}.jpg', None)) | {'tasks.json': [task(name) for name in NAMES]},

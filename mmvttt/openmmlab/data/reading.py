@@ -37,12 +37,14 @@ class Picture:
 
 @dataclass
 class Label:
-    """A picture as a file names it: its name, its part, and (height, width) as annotated.
+    """A picture as a file names it, and (height, width) as annotated.
 
     Attributes:
         source: The file.
+        name: The picture's path or name.
         objects: Entries of `coco_json`.
         scaled: Returns more of them, which are fractions of the picture, by its size.
+        subset: The name of its part, below which the picture may lie, or ''.
         stem: The picture's name if there is none of `name`, or another label names it, too.
         fault: Why it cannot be read, or ''.
     """
@@ -52,7 +54,7 @@ class Label:
     objects: list[dict[str, Any]] = field(default_factory=list)
     scaled: Callable[[dict[str, int]], list[dict[str, Any]]] | None = None
     size: tuple[Any, Any] = (0, 0)
-    part: str = ''
+    subset: str = ''
     stem: str = ''
     fault: str = ''
 
@@ -113,15 +115,15 @@ class Reading:
 
     def pair(self, tree: Tree, labels: Sequence[Label], what: str) -> None:
         """Adds what labels, which are called `what`, say of the pictures that they name."""
-        classes, folders = self.classes[:], defaultdict[str, list[Label]](list)
+        classes, folders = self.classes[:], defaultdict[tuple[str, str], list[Label]](list)
         for label in labels:
-            folders[label.source.rpartition('/')[0]].append(label)
+            folders[label.source.rpartition('/')[0], label.subset].append(label)
         self.evidence = f'{len(labels)} {what}' if labels else self.evidence
-        for folder, members in folders.items():
+        for place, members in folders.items():
             try:
-                files = tree.find([label.name for label in members], folder)
+                files = tree.find([label.name for label in members], *place)
                 others = {label.stem for label in members} - {'', *files}
-                stems = tree.find(sorted(others), folder)
+                stems = tree.find(sorted(others), *place)
             except DataError as error:
                 self.lacks.append(str(error))
                 continue
@@ -144,7 +146,7 @@ class Reading:
                 else:
                     sides = zip(('height', 'width'), map(_side, label.size), strict=True)
                     image = {side: value for side, value in sides if value}
-                    part = label.part or part_of(inner)
+                    part = part_of(label.subset) or part_of(inner)
                     more = label.scaled(tree.size(inner)) if label.scaled else []
                     self.add(tree, inner, part, label.objects + more, image=image)
         self.notes += [f'{n} annotations are not read: {k}' for k, n in self.skipped.items() if n]

@@ -32,10 +32,14 @@ _WORD = re.compile(r'^[A-Za-z]+(?=[_\-. ])|[_\-. ][A-Za-z]\w*?$')
 
 @dataclass
 class Pixels:
-    """How often each number is in a label map, whether these are colours, and its form."""
+    """How often each number is in a label map, whether these are colours, and its form.
+
+    The numbers of a `palette` mean something, unlike levels of grey.
+    """
 
     counts: dict[int, int]
     coloured: bool
+    palette: bool
     flat: float
     lossy: bool
     size: tuple[int, int]
@@ -61,7 +65,8 @@ def _look(path: str) -> Pixels | None:
     numbers, counts = np.unique(pixels, return_counts=True)
     size = pixels.shape[0], pixels.shape[1]
     each = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
-    return Pixels(each, len(image.getbands()) > 2, flat, image.format == 'JPEG', size)
+    coloured, palette = len(image.getbands()) > 2, image.mode == 'P'
+    return Pixels(each, coloured, palette, flat, image.format == 'JPEG', size)
 
 
 def read(tree: Tree) -> Reading:
@@ -73,7 +78,7 @@ def read(tree: Tree) -> Reading:
         return reading
     paths = [tree.path(source) for source in pairs.values()]
     counts: Counter[int] = Counter()
-    coloured, lossy = set(), []
+    coloured, lossy, palettes = set(), [], 0
     looks = decoded(_look, paths)
     for (inner, source), pixels in zip(pairs.items(), looks, strict=True):
         reading.used.add(source)
@@ -84,6 +89,7 @@ def read(tree: Tree) -> Reading:
         counts.update(pixels.counts)
         coloured.add(pixels.coloured)
         lossy += [source] * pixels.lossy
+        palettes += pixels.palette
         image = dict(zip(('height', 'width'), pixels.size, strict=True))
         reading.add(tree, inner, part_of(inner), (), image=image, target=tree.root / source)
     if lossy:
@@ -93,7 +99,7 @@ def read(tree: Tree) -> Reading:
     elif len(coloured) > 1:
         reading.lacks.append('some are in colours, some in one channel: write all in one channel')
     elif counts:
-        _name(tree, reading, counts, coloured == {True})
+        _name(tree, reading, counts, coloured == {True}, palettes == len(reading.pictures))
     return reading
 
 
@@ -197,7 +203,9 @@ def _shared(one: list[str], other: list[str]) -> int:
     return first + common_start([one[::-1], other[::-1]])
 
 
-def _name(tree: Tree, reading: Reading, counts: Counter[int], coloured: bool) -> None:
+def _name(
+    tree: Tree, reading: Reading, counts: Counter[int], coloured: bool, palette: bool
+) -> None:
     """Finds the names of the numbers or colours, which must be fewer than a picture's greys."""
     lines = read_names(tree, reading)
     reading.named = bool(lines)
@@ -238,7 +246,7 @@ def _name(tree: Tree, reading: Reading, counts: Counter[int], coloured: bool) ->
         reading.lacks.append(f'their numbers reach {most}: only 255 are read')
     elif most == 0:
         reading.lacks.append('they hold only the number 0: there is nothing to learn')
-    elif not names and (most >= _MOST or len(numbers) <= most / 2):
+    elif not (names or palette) and (most >= _MOST or len(numbers) <= most / 2):
         reading.lacks.append(
             f'{len(numbers)} numbers from {min(numbers)} to {most} are rather levels of grey than '
             'numbers of classes (0, 1, …): write these, or name all in classes.txt'

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from ..parts import part_of
 from ..reading import Label, Reading
 from ..text_files import read_json, read_xml
 from ..tree import Tree
@@ -18,6 +17,8 @@ from ..write_coco import coco_box
 # Label Studio puts eight digits before the name of an uploaded file.
 _UPLOADED = re.compile(r'^[0-9a-f]{8}-')
 _LABELS = 'rectanglelabels', 'polygonlabels'
+# labelme's name for what is no object of any class.
+_IGNORED = '__ignore__'
 # Errors of values that are not what the format says.
 _FAULTS = AttributeError, LookupError, TypeError, ValueError
 
@@ -37,6 +38,9 @@ def labelme(tree: Tree) -> Reading:
         try:
             for number, shape in enumerate(content['shapes']):
                 kind, points = shape.get('shape_type', 'polygon'), shape['points']
+                if shape['label'] == _IGNORED:
+                    reading.skipped[_IGNORED] += 1
+                    continue
                 if kind == 'circle':
                     (x, y), (u, v) = points
                     radius = math.hypot(x - u, y - v)
@@ -65,7 +69,7 @@ def cvat(tree: Tree) -> Reading:
             reading.evidence = repr(source)
             reading.lacks.append('it is of "CVAT for video": export "CVAT for images", or COCO')
         for image in root.iter('image'):
-            label = Label(source, image.get('name', ''), part=part_of(image.get('subset') or ''))
+            label = Label(source, image.get('name', ''), subset=image.get('subset') or '')
             label.size = image.get('height'), image.get('width')
             labels.append(label)
             for item in image:
