@@ -197,6 +197,13 @@ READ: dict[str, tuple[Files, str, str, int, int]] = {
         {f's/{p}_set/{c}/{i}.jpg': None for p in ('train', 'dev') for c in 'ab' for i in (1, 2)},
         'classes', 'classes', 4, 4,
     ),
+    'parts among other words': (
+        {
+            f'{kind}_prepped_{part}/{i}.png': None if kind == 'images' else NUMBERS
+            for kind in ('images', 'annotations') for part in ('train', 'test') for i in range(6)
+        },
+        'label maps', 'maps', 5, 1,
+    ),
     'a class called train': (CLASSES | each(('train/{}.jpg', None)), 'classes', 'classes', 15, 3),
     'a run inside': (CLASSES | each(('work_dirs/run/{}.jpg', None)), 'classes', 'classes', 10, 2),
 }  # fmt: skip
@@ -236,6 +243,10 @@ REFUSED: dict[str, tuple[Files, str]] = {
     ),
     'maps of another size': (
         each(('images/{}.jpg', None), ('masks/{}.png', NUMBERS[:9])), '0 of 6 maps .*its size',
+    ),
+    'folders of classes beside another folder': (
+        each(('data/cat/{}.jpg', None), ('data/dog/{}.jpg', None), ('examples/{}.jpg', None)),
+        "'data' has 2 folders of pictures",
     ),
     'an archive': ({'a.zip': b'PK'}, "'a.zip' is packed"),
     'one class': (each(('cat/{}.jpg', None)), 'its 6 pictures .*fewer than two folders'),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 _WORDS = {
     **dict.fromkeys(('train', 'training', 'tr'), 'train'),
@@ -19,17 +19,29 @@ _BESIDE = {
 }
 # The suffix that Roboflow gives the copies of a photograph.
 _COPY = re.compile(r'(_(jpe?g|png|webp|bmp|tiff?))?\.rf\.[0-9a-zA-Z]+$')
+_WORD = re.compile(r'[A-Z]+(?![a-z])|[A-Z]?[a-z]+')
 _NUMBERED = re.compile(r'(.*?)(\d+)$')
 
 
 def part_of(path: str) -> str:
     """'train', 'val', 'test' or '': the first of a path's components that is a part's name."""
     for name in path.split('/'):
-        words = [w.lower() for w in re.findall(r'[A-Z]+(?![a-z])|[A-Z]?[a-z]+', name)]
+        words = [word.lower() for word in _WORD.findall(name)]
         rest = [word for word in words if word not in _BESIDE]
         if len(rest) == 1 and rest[0] in _WORDS:
             return _WORDS[rest[0]]
     return ''
+
+
+def parts_among(names: Iterable[str]) -> dict[str, str]:
+    """The parts of names that differ in this word only, such as crops_train and crops_test."""
+    alike: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for name in names:
+        for match in _WORD.finditer(name):
+            if part := _WORDS.get(match[0].lower()):
+                alike[name[: match.start()], name[match.end() :]][name] = part
+    groups = (group for group in alike.values() if len({*group.values()}) > 1)
+    return {name: part for group in groups for name, part in group.items()}
 
 
 def held_out(

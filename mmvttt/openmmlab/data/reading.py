@@ -10,7 +10,6 @@ from typing import Any
 
 from mmvttt.errors import DataError
 
-from .parts import part_of
 from .tree import Tree
 
 
@@ -146,7 +145,7 @@ class Reading:
                 else:
                     sides = zip(('height', 'width'), map(_side, label.size), strict=True)
                     image = {side: value for side, value in sides if value}
-                    part = part_of(label.subset) or part_of(inner)
+                    part = tree.part(label.subset) or tree.part(inner)
                     more = label.scaled(tree.size(inner)) if label.scaled else []
                     self.add(tree, inner, part, label.objects + more, image=image)
         self.notes += [f'{n} annotations are not read: {k}' for k, n in self.skipped.items() if n]

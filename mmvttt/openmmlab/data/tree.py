@@ -20,7 +20,7 @@ from mmvttt.text import listed
 
 from .contents import file_digest
 from .images import decoded, glance
-from .parts import part_of
+from .parts import part_of, parts_among
 from .text_files import read_json
 
 # A folder with this file is a work directory; mmengine's are called work_dirs.
@@ -69,6 +69,7 @@ class Tree:
                 # Two pictures of one stem: which of them is meant is not known.
                 self._exact[where] = None if where in self._exact else inner
         self.folders = {parts[:-1] for parts in self._parts.values()}
+        self._part_names = parts_among({name for folder in self.folders for name in folder})
 
     def path(self, inner: str) -> str:
         """The whole path of a file."""
@@ -136,6 +137,11 @@ class Tree:
         """Whether a picture has this name or stem."""
         return any(normalize('NFC', text) in self._named for text in (name, unquote(name)))
 
+    def part(self, path: str) -> str:
+        """'train', 'val', 'test' or '', by names of parts, or by what folders' names differ in."""
+        names = (self._part_names.get(name) or part_of(name) for name in path.split('/'))
+        return next(filter(None, names), '')
+
     def is_image(self, inner: str | None) -> bool:
         """Whether a file is one of the pictures."""
         return inner in self._parts
@@ -192,8 +198,8 @@ class Tree:
             if any(places.values()):
                 break
         counts = Counter(base for options in places.values() for base in options)
-        part = part_of(subset) or part_of(folder)
-        same = [base for base in counts if part and part_of(base) == part] or list(counts)
+        part = self.part(subset) or self.part(folder)
+        same = [base for base in counts if part and self.part(base) == part] or list(counts)
         bases = [base for base in same if counts[base] == len(places)] or same
         if len(bases) > 1 and any(sum(b in o for b in bases) > 1 for o in places.values()):
             raise DataError(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from mmvttt.text import listed
 
-from ..parts import part_of
 from ..reading import Reading
 from ..tree import Tree, common_start
 
@@ -25,18 +26,18 @@ def read(tree: Tree) -> Reading:
     depth = common_start([parts[:-1] for parts in inside.values()])
     # A part may be the only one, and its pictures may lie in one class.
     common = next(iter(inside.values()))[:depth]
-    depth = next((k for k, name in enumerate(common) if part_of(name)), depth)
+    depth = next((k for k, name in enumerate(common) if tree.part(name)), depth)
     names = {parts[depth] for parts in inside.values() if len(parts) > depth + 1}
-    parted = bool(names) and all(map(part_of, names))
+    parted = bool(names) and all(map(tree.part, names))
     below = {parts[depth + 1] for parts in inside.values() if len(parts) > depth + 2}
-    inner_parts = not parted and bool(below) and all(map(part_of, below))
+    inner_parts = not parted and bool(below) and all(map(tree.part, below))
     for inner, parts in inside.items():
         rest = parts[depth + parted : -1]
         if not rest:
             reading.left_out[inner] = 'it lies in no folder of a class'
             continue
         part = parts[depth] if parted else rest[1] if inner_parts and len(rest) > 1 else ''
-        reading.add(tree, inner, part_of(part), (), target=rest[0])
+        reading.add(tree, inner, tree.part(part), (), target=rest[0])
     reading.classes = sorted({str(picture.target) for picture in reading.pictures.values()})
     if len(reading.classes) < 2:
         reading.pictures.clear()
@@ -44,6 +45,15 @@ def read(tree: Tree) -> Reading:
     reading.evidence = f'{len(reading.classes)} folders of pictures'
     if roles := [name for name in reading.classes if name.lower() in _ROLES]:
         reading.doubts.append(f'the folder {roles[0]!r} is hardly a class')
+    folders: dict[str, set[str]] = defaultdict(set)
+    for inner, picture in reading.pictures.items():
+        folders[str(picture.target)].add('/'.join(inside[inner][depth + parted + 1 : -1]))
+    deep = [name for name, inner in folders.items() if len(inner) > 1 and '' not in inner]
+    if flat := [name for name, inner in folders.items() if deep and inner == {''}]:
+        reading.doubts.append(
+            f'{deep[0]!r} has {len(folders[deep[0]])} folders of pictures, and {flat[0]!r} none: '
+            'give the one whose folders are the classes'
+        )
     below = {name for parts in inside.values() for name in parts[depth + parted + 1 : -1]}
     if len(roles := sorted(name for name in below if name.lower() in _ROLES)) > 1:
         reading.doubts.append(f'its folders hold {listed(roles)}, of the same pictures')

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..coco import coco_entries, is_box, is_id, wrong_key
 from ..findings import Findings
-from ..parts import part_of
 from ..reading import Reading
 from ..text_files import read_json
 from ..tree import Tree
@@ -62,7 +61,7 @@ def _add(tree: Tree, reading: Reading, source: str, content: dict, several: bool
     reading.used.add(source)
     path, findings = PurePosixPath(source), Findings(source)
     subset = path.stem.rpartition('_')[2]
-    part = part_of(path.stem)
+    part = tree.part(path.stem)
     entries = {key: [e if isinstance(e, dict) else {} for e in content[key]] for key in _LISTS}
     files = tree.find(filter(None, map(_name, entries['images'])), str(path.parent), subset)
     broken = {name: 'there is no such picture' for name, file in files.items() if file is None}
@@ -105,5 +104,5 @@ def _add(tree: Tree, reading: Reading, source: str, content: dict, several: bool
             continue
         added.add(inner)
         entry = {k: v for k, v in image.items() if k != 'id' or not several}
-        where = part or part_of(str(path.parent)) or part_of(inner)
+        where = part or tree.part(str(path.parent)) or tree.part(inner)
         reading.add(tree, inner, where, objects[image['id']], image=entry)

@@ -17,7 +17,6 @@ from mmvttt.pictures import ImageError, open_image
 from mmvttt.text import listed
 
 from ..images import decoded, spread
-from ..parts import part_of
 from ..reading import Reading
 from ..tree import Tree, common_start
 from .names import read_names
@@ -91,7 +90,7 @@ def read(tree: Tree) -> Reading:
         lossy += [source] * pixels.lossy
         palettes += pixels.palette
         image = dict(zip(('height', 'width'), pixels.size, strict=True))
-        reading.add(tree, inner, part_of(inner), (), image=image, target=tree.root / source)
+        reading.add(tree, inner, tree.part(inner), (), image=image, target=tree.root / source)
     if lossy:
         reading.lacks.append(
             f'{len(lossy)} are JPEG, which changes the numbers ({lossy[0]}): write PNG'
@@ -120,7 +119,7 @@ def _kinds(tree: Tree) -> tuple[list[str], list[str]]:
         return [], []
     each = min(_LOOKED_AT, max(1, _KINDS // len(merged))) if merged else 0
     # Greys of many levels are masks with soft edges if there is nothing but them and pictures.
-    parts = {part_of(folder) for folder, *_ in merged}
+    parts = {tree.part(folder) for folder, *_ in merged}
     numbers, colours, photos = [], [], []
     for images in merged.values():
         looks = [_look(tree.path(inner)) for inner in spread(images, each)]
@@ -163,8 +162,9 @@ def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> 
         core = next((text for text in texts if text in cores), None)
         if core is None:
             continue
-        near = [(_shared(stems[inner], stems[source]), inner) for inner in cores[core]]
-        best = [inner for n, inner in near if n == max(near)[0]]
+        part = tree.part(source)
+        near = {i: (tree.part(i) == part, _shared(stems[i], stems[source])) for i in cores[core]}
+        best = [inner for inner, nearness in near.items() if nearness == max(near.values())]
         named = [inner for inner in best if {*inner.lower().split('/')} & {'images', 'jpegimages'}]
         inner, *others = named or best
         if tree.size(inner) != tree.size(source):
@@ -175,7 +175,7 @@ def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> 
             break
         options[inner][os.path.dirname(source), name.replace(core, '', 1)] = source
     paired = sum(map(len, options.values()))
-    if paired or reading.broken:
+    if paired or reading.broken or reading.lacks:
         reading.evidence = f'{paired} of {len(maps)} maps with a picture of their size'
         reading.lacks += [] if paired else [*reading.broken.values()][:1]
     several = next((kinds for kinds in options.values() if len(kinds) > 1), {})

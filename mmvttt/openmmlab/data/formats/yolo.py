@@ -12,7 +12,6 @@ import numpy as np
 from mmvttt.errors import DataError
 from mmvttt.text import listed
 
-from ..parts import part_of
 from ..reading import Label, Reading
 from ..text_files import read_lines, read_text, read_yaml
 from ..tree import Tree
@@ -88,7 +87,7 @@ def _read_labels(
     # A picture of a listed folder without a label file has no object; others are not annotated.
     listed = {inner for part in reading.listed.values() for inner in part}
     for inner in sorted(listed - {*reading.pictures, *reading.left_out}):
-        reading.add(tree, inner, part_of(inner), ())
+        reading.add(tree, inner, tree.part(inner), ())
     if shape is not None:
         reading.notes.append('key points are not trained: the boxes of the labels are read')
     elif [*widths] == [9]:
