@@ -30,15 +30,9 @@ from ..data.own_folder import OwnFolder, read_folder, write_lists
 from ..tasks import task_for
 from .finetune_config import BEST, CONFIG, LAST, complete_config, read_settings, write_config
 from .finetune_pictures import PICTURES, draw_data, draw_predictions, draw_results
-from .finetune_plan import (
-    Request,
-    checkpoint_in,
-    default_minutes,
-    off_screen,
-    planned,
-)  # fmt: skip
+from .finetune_plan import Request, checkpoint_in, default_minutes, planned
 from .predictor import Predictor, open_model
-from .train import train
+from .train import off_screen, train
 
 _LISTED = 20
 _HISTORY, _REPORT, _LINES = 'history.jsonl', 'report.json', 'output.txt'

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from ..data.own_folder import OwnFolder, as_plan, read_folder
 from ..reliability.weights import checkpoints_of
 from ..tasks import Start, picture_size, task_for, task_of
 from .finetune_config import BEST, CONFIG, SETTINGS, read_settings, write_config
+from .train import off_screen
 
 SMALL = 'small'
 # Fewer steps than this teach little: a slower start freezes its backbone, then takes smaller
@@ -96,18 +95,6 @@ def plan(
         _, own = _fitted(data, first, request, _estimated)
     taken = ('start', 'frozen', 'size', 'batch', 'steps', 'minutes', 'memory')
     return as_plan(data) | {key: own[key] for key in taken} | dict(estimated=True)
-
-
-@contextmanager
-def off_screen() -> Iterator[None]:
-    """Keeps what is logged without a run from the screen, for a report that has it to itself."""
-    logger = logging.getLogger('mmvttt')
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def planned(

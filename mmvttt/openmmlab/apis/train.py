@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from mmengine import optim
@@ -12,6 +13,7 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
+from mmengine.logging import MMLogger
 from mmengine.registry import OPTIM_WRAPPERS, RUNNERS
 from mmengine.runner import Runner
 from torch import nn
@@ -83,6 +85,20 @@ class SilentRunner(QuietRunner):
         """Shows warnings again: the logger outlives the run."""
         self.least = logging.NOTSET
         self._show(logging.WARNING)
+
+
+@contextmanager
+def off_screen(silent: bool = True) -> Iterator[None]:
+    """Keeps what is logged without a run from the screen, for a report that has it to itself."""
+    loggers = [logging.getLogger('mmvttt'), MMLogger.get_current_instance()] if silent else []
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 class SummaryHook(Hook):
@@ -235,7 +251,8 @@ def train(
         weights, cfg.resume = cfg.get('load_from'), True
         cfg.load_from = None if resume == 'auto' else existing(resume)
     with named_entries(cfg):
-        start = protect_config(cfg, plain=plain)
+        with off_screen(silent):
+            start = protect_config(cfg, plain=plain)
         if start.checkpoint is None and weights is not None:
             # Nothing to resume: the training begins where it would without --resume.
             cfg.resume, cfg.load_from = False, existing(weights)

@@ -92,7 +92,7 @@ def read_folder(
     reading = _chosen(tree, format)
     pictures, copied = _usable(tree, reading)
     data = OwnFolder(root, reading.format, reading.task, notes=reading.notes)
-    _divide(data, tree, reading, pictures, copied)
+    _divide(data, _set_parts(tree, reading, pictures), copied)
     _settle(data, reading)
     _account(data, tree, reading)
     return data
@@ -170,14 +170,11 @@ def _usable(tree: Tree, reading: Reading) -> tuple[dict[str, Picture], dict[str,
     return pictures, copied
 
 
-def _divide(
-    data: OwnFolder,
-    tree: Tree,
-    reading: Reading,
-    pictures: dict[str, Picture],
-    copied: dict[str, str],
-) -> None:
-    """Sets the parts: those of lists, of names, or a fifth that is held out."""
+def _set_parts(tree: Tree, reading: Reading, pictures: dict[str, Picture]) -> list[Picture]:
+    """Sets the parts by lists, else by names; returns the pictures of parts to train or validate.
+
+    Without any part these are all pictures, whose part is ''.
+    """
     listing = reading.listed or _lists(tree, reading, pictures)
     if listing:
         train, val = listing.get('train', set()), listing.get('val', set())
@@ -185,27 +182,34 @@ def _divide(
             val = {inner for inner, p in pictures.items() if p.part == 'val'} - train
         # Where all that are trained are validated, a part is held out.
         listing |= dict(train=train - val, val=val) if train - val else dict(train=val, val=set())
-    parted = bool(listing) or bool({'train', 'val'} & {p.part for p in pictures.values()})
-    for inner, picture in pictures.items():
-        if listing:
+        for inner, picture in pictures.items():
             parts = (p for p in ('val', 'train', 'test') if inner in listing.get(p, ()))
             picture.part = next(parts, '')
+    parted = bool(listing) or bool({'train', 'val'} & {p.part for p in pictures.values()})
+    for inner, picture in pictures.items():
         if parted and not picture.part:
             why = 'no list names it' if listing else 'it is in none of the parts'
             reading.left_out.setdefault(inner, why)
         elif picture.part == 'test':
             reading.left_out.setdefault(inner, 'it is in the test part')
-    rest = [p for p in pictures.values() if p.part != 'test' and (p.part or not parted)]
-    data.val = [p for p in rest if p.part == 'val']
-    data.train = [p for p in rest if p.part != 'val']
+    return [p for p in pictures.values() if p.part != 'test' and (p.part or not parted)]
+
+
+def _divide(data: OwnFolder, pictures: list[Picture], copied: dict[str, str]) -> None:
+    """Sets the pictures to train and to validate; without a part of one kind, a fifth is held out.
+
+    `copied` has for each picture the first one with the same bytes.
+    """
+    data.val = [p for p in pictures if p.part == 'val']
+    data.train = [p for p in pictures if p.part != 'val']
     if not data.val or not data.train:
-        rest.sort(key=lambda picture: picture.inner)
-        val = held_out([p.inner for p in rest], [p.classes for p in rest], copied)
-        data.train = [p for p in rest if p.inner not in val]
-        data.val, data.split = [p for p in rest if p.inner in val], True
+        pictures = sorted(pictures, key=lambda picture: picture.inner)
+        val = held_out([p.inner for p in pictures], [p.classes for p in pictures], copied)
+        data.train = [p for p in pictures if p.inner not in val]
+        data.val, data.split = [p for p in pictures if p.inner in val], True
         data.notes.append(
-            f'no validation part: {len(data.val)} of {len(rest)} pictures are held out, about a '
-            'fifth of each class; copies of a picture and neighbouring frames stay together'
+            f'no validation part: {len(data.val)} of {len(pictures)} pictures are held out, about '
+            'a fifth of each class; copies of a picture and neighbouring frames stay together'
         )
     learned = {copied[p.inner] for p in data.train}
     if both := [p.inner for p in data.val if copied[p.inner] in learned]:
@@ -213,17 +217,22 @@ def _divide(
             f'{len(both)} pictures to validate are the same files as some to train, so that their '
             f'results say nothing about others: {listed(both, 3)}'
         )
-    meanings: dict[str, dict[str, str]] = defaultdict(dict)
-    counts = Counter(copied.values())
-    for p in [*data.train, *data.val] if reading.task != 'maps' else ():
-        if counts[copied[p.inner]] > 1:
-            meaning = sorted((o['category'], list(map(round, o['bbox']))) for o in p.objects)
-            meanings[copied[p.inner]].setdefault(repr(meaning or p.target), p.inner)
-    if unlike := [list(inners.values()) for inners in meanings.values() if len(inners) > 1]:
+    if data.task != 'maps' and (unlike := _contradictions([*data.train, *data.val], copied)):
         data.notes.append(
             f'{len(unlike)} pictures are the same file twice with different annotations, which '
             f'contradict each other: {listed(unlike[0], 2)}'
         )
+
+
+def _contradictions(pictures: list[Picture], copied: dict[str, str]) -> list[list[str]]:
+    """Paths of the same file, one for each of several ways in which it is annotated."""
+    meanings: dict[str, dict[str, str]] = defaultdict(dict)
+    counts = Counter(copied.values())
+    for picture in pictures:
+        if counts[first := copied[picture.inner]] > 1:
+            boxes = sorted((o['category'], list(map(round, o['bbox']))) for o in picture.objects)
+            meanings[first].setdefault(repr(boxes or picture.target), picture.inner)
+    return [list(inners.values()) for inners in meanings.values() if len(inners) > 1]
 
 
 def _lists(tree: Tree, reading: Reading, pictures: dict[str, Picture]) -> dict[str, set[str]]:

@@ -31,6 +31,8 @@ def read(tree: Tree) -> Reading:
     parted = bool(names) and all(map(tree.part, names))
     below = {parts[depth + 1] for parts in inside.values() if len(parts) > depth + 2}
     inner_parts = not parted and bool(below) and all(map(tree.part, below))
+    # The folders inside of each class, or ''.
+    folders: dict[str, set[str]] = defaultdict(set)
     for inner, parts in inside.items():
         rest = parts[depth + parted : -1]
         if not rest:
@@ -38,27 +40,32 @@ def read(tree: Tree) -> Reading:
             continue
         part = parts[depth] if parted else rest[1] if inner_parts and len(rest) > 1 else ''
         reading.add(tree, inner, tree.part(part), (), target=rest[0])
-    reading.classes = sorted({str(picture.target) for picture in reading.pictures.values()})
-    if len(reading.classes) < 2:
+        folders[rest[0]].add('/'.join(rest[1:]))
+    if len(folders) < 2:
         reading.pictures.clear()
         return reading
-    reading.evidence = f'{len(reading.classes)} folders of pictures'
-    if roles := [name for name in reading.classes if name.lower() in _ROLES]:
-        reading.doubts.append(f'the folder {roles[0]!r} is hardly a class')
-    folders: dict[str, set[str]] = defaultdict(set)
-    for inner, picture in reading.pictures.items():
-        folders[str(picture.target)].add('/'.join(inside[inner][depth + parted + 1 : -1]))
+    reading.classes = sorted(folders)
+    reading.evidence = f'{len(folders)} folders of pictures'
+    reading.doubts = _doubts(tree, folders)
+    return reading
+
+
+def _doubts(tree: Tree, folders: dict[str, set[str]]) -> list[str]:
+    """What speaks against classes, whose inner folders are given."""
+    doubts = []
+    if roles := [name for name in sorted(folders) if name.lower() in _ROLES]:
+        doubts.append(f'the folder {roles[0]!r} is hardly a class')
     deep = [name for name, inner in folders.items() if len(inner) > 1 and '' not in inner]
     if flat := [name for name, inner in folders.items() if deep and inner == {''}]:
-        reading.doubts.append(
+        doubts.append(
             f'{deep[0]!r} has {len(folders[deep[0]])} folders of pictures, and {flat[0]!r} none: '
             'give the one whose folders are the classes'
         )
-    below = {name for parts in inside.values() for name in parts[depth + parted + 1 : -1]}
+    below = {name for inner in folders.values() for path in inner for name in path.split('/')}
     if len(roles := sorted(name for name in below if name.lower() in _ROLES)) > 1:
-        reading.doubts.append(f'its folders hold {listed(roles)}, of the same pictures')
+        doubts.append(f'its folders hold {listed(roles)}, of the same pictures')
     if lists := tree.naming('.csv', '.tsv', '.json', '.jsonl', '.xml'):
-        reading.doubts.append(f'{lists[0]!r} names the pictures, and may annotate them')
+        doubts.append(f'{lists[0]!r} names the pictures, and may annotate them')
     if unread := [source for source in tree.left_out if source.endswith(('.json', '.xml'))]:
-        reading.doubts.append(f'{unread[0]!r}, which may annotate the pictures, cannot be read')
-    return reading
+        doubts.append(f'{unread[0]!r}, which may annotate the pictures, cannot be read')
+    return doubts
