@@ -52,39 +52,14 @@ def _has_box(entry: Any) -> bool:
     return isinstance(entry, dict) and 'bbox' in entry and 'category_id' in entry
 
 
-def _name(image: dict) -> str:
-    name = image.get('file_name')
-    return name if isinstance(name, str) else ''
-
-
 def _add(tree: Tree, reading: Reading, source: str, content: dict, several: bool) -> None:
     reading.used.add(source)
     path, findings = PurePosixPath(source), Findings(source)
-    subset = path.stem.rpartition('_')[2]
-    part = tree.part(path.stem)
     entries = {key: [e if isinstance(e, dict) else {} for e in content[key]] for key in _LISTS}
-    files = tree.find(filter(None, map(_name, entries['images'])), str(path.parent), subset)
-    broken = {name: 'there is no such picture' for name, file in files.items() if file is None}
-    for image in entries['images']:
-        file = files.get(_name(image))
-        if file and not (image.get('height') and image.get('width')):
-            image.update(tree.size(file))
-    named = {i['id']: i['file_name'] for i in entries['images'] if not wrong_key('images', i)}
-    for number, entry in enumerate(entries['annotations'], 1):
-        # What some programs leave out follows from the rest.
-        box: Any = entry.get('bbox')
-        entry.setdefault('id', number)
-        entry.setdefault('area', math.prod(box[2:]) if is_box(box) else 0)
-        key = wrong_key('annotations', entry)
-        if key not in (None, 'id', 'image_id') and (name := named.get(entry['image_id'])):
-            broken.setdefault(name, f'{key} of annotation {entry["id"]} is {entry.get(key)!r:.80}')
-            reading.left_out[files[name] or name] = 'its annotations cannot be read'
-    reading.broken |= {f'{source}: {name}': why for name, why in broken.items()}
-    entries['images'] = [i for i in entries['images'] if _name(i) not in broken]
-    gone = {number for number, name in named.items() if name in broken}
-    entries['annotations'] = [
-        a for a in entries['annotations'] if not (is_id(k := a.get('image_id')) and k in gone)
-    ]
+    names = filter(None, map(_name, entries['images']))
+    files = tree.find(names, str(path.parent), path.stem.rpartition('_')[2])
+    _complete(tree, entries, files)
+    _leave_out(reading, source, entries, files)
     images, annotations, categories = coco_entries(entries, findings)
     reading.lacks += [f'{source!r}: {text}' for text in findings.errors]
     reading.notes += [f'{source}: {text}' for text in findings.warnings]
@@ -98,11 +73,47 @@ def _add(tree: Tree, reading: Reading, source: str, content: dict, several: bool
             del item['id']
         objects[entry['image_id']].append(item)
     added: set[str] = set()
+    part = tree.part(path.stem) or tree.part(str(path.parent))
     for image in images:
         inner = files[image['file_name']]
         if inner is None or (inner not in added and reading.repeated(inner, source)):
             continue
         added.add(inner)
         entry = {k: v for k, v in image.items() if k != 'id' or not several}
-        where = part or tree.part(str(path.parent)) or tree.part(inner)
-        reading.add(tree, inner, where, objects[image['id']], image=entry)
+        reading.add(tree, inner, part or tree.part(inner), objects[image['id']], image=entry)
+
+
+def _name(image: dict) -> str:
+    name = image.get('file_name')
+    return name if isinstance(name, str) else ''
+
+
+def _complete(tree: Tree, entries: dict[str, list[dict]], files: dict[str, str | None]) -> None:
+    """Adds what some programs leave out, and what follows from the rest."""
+    for image in entries['images']:
+        file = files.get(_name(image))
+        if file and not (image.get('height') and image.get('width')):
+            image.update(tree.size(file))
+    for number, entry in enumerate(entries['annotations'], 1):
+        box: Any = entry.get('bbox')
+        entry.setdefault('id', number)
+        entry.setdefault('area', math.prod(box[2:]) if is_box(box) else 0)
+
+
+def _leave_out(
+    reading: Reading, source: str, entries: dict[str, list[dict]], files: dict[str, str | None]
+) -> None:
+    """Takes out images without a file, or with an annotation that cannot be read."""
+    broken = {name: 'there is no such picture' for name, file in files.items() if file is None}
+    names = {i['id']: i['file_name'] for i in entries['images'] if not wrong_key('images', i)}
+    for entry in entries['annotations']:
+        key = wrong_key('annotations', entry)
+        if key not in (None, 'id', 'image_id') and (name := names.get(entry['image_id'])):
+            broken.setdefault(name, f'{key} of annotation {entry["id"]} is {entry.get(key)!r:.80}')
+            reading.left_out[files[name] or name] = 'its annotations cannot be read'
+    reading.broken |= {f'{source}: {name}': why for name, why in broken.items()}
+    entries['images'] = [i for i in entries['images'] if _name(i) not in broken]
+    gone = {number for number, name in names.items() if name in broken}
+    entries['annotations'] = [
+        a for a in entries['annotations'] if not (is_id(k := a.get('image_id')) and k in gone)
+    ]
