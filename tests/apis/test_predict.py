@@ -23,7 +23,7 @@ from pycocotools.coco import COCO
 import mmvttt
 from mmvttt.errors import CheckpointMismatchError, DataError, UsageError
 from mmvttt.openmmlab.apis.predict import drawings, find_images, predict_files
-from mmvttt.openmmlab.apis.predictor import Predictor, open_model
+from mmvttt.openmmlab.apis.predictor import Predictor, _twin, open_model
 from mmvttt.openmmlab.config import config_root
 from mmvttt.openmmlab.tasks import task_for
 from mmvttt.openmmlab.tasks.lettering import font_for
@@ -339,6 +339,16 @@ def test_a_stream_is_in_order_and_reads_as_it_goes(detector: tuple, tmp_path: Pa
     assert len(next(broken).boxes)
     with pytest.raises(DataError):
         next(broken)
+
+
+def test_a_model_that_runs_beside_another_shares_its_tensors_only(detector: tuple) -> None:
+    """Some heads keep something in a call."""
+    model = mmvttt.load(*detector, device='cpu').model
+    twin = _twin(model)
+    tensors = [[*m.parameters(), *m.buffers()] for m in (model, twin)]
+    assert len(tensors[0]) > 99
+    assert all(one is other for one, other in zip(*tensors, strict=True))
+    assert not {*map(id, model.modules())} & {*map(id, twin.modules())}
 
 
 @pytest.mark.parametrize('channels', [1, 3])
