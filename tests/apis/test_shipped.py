@@ -11,8 +11,9 @@ from mmengine.runner import load_checkpoint
 import mmvttt
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.read import open_checkpoint
-from mmvttt.openmmlab.config import load_config
+from mmvttt.openmmlab.config import building, config_names, load_config
 from mmvttt.openmmlab.registry import MODELS
+from mmvttt.openmmlab.reliability.weights import checkpoints_of
 
 NAME = 'cifar10_vittt_nano'
 
@@ -46,6 +47,25 @@ def test_the_source_of_a_linear_model_comes_with_the_package() -> None:
         assert torch.equal(
             part.blocks[5].mlp.fc1.weight, weights['backbone.blocks.5.mlp.fc1.weight'].float()
         )
+
+
+@pytest.mark.parametrize('name', [n for n in config_names() if 'nano' in n or 'demo' in n])
+def test_trainings_start_from_weights_that_come_with_the_package(name: str) -> None:
+    config = load_config(name)
+    with building(config):
+        model = MODELS.build(config.model)
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        model.init_weights()
+    sources = [*checkpoints_of(config.model), *filter(None, [config.get('load_from')])]
+    if config.get('load_from'):
+        load_pretrained(model, config.load_from)
+    weights = [open_checkpoint(source).weights() for source in sources]
+    learned = [value for file in weights for value in file.values()]
+    changed = [v for k, v in model.state_dict().items() if not torch.equal(v, before[k])]
+    taken = sum(
+        any(v.shape == w.shape and torch.equal(v, w.float()) for w in learned) for v in changed
+    )
+    assert taken > 40 or not sources
 
 
 def test_threads_load_and_draw() -> None:
