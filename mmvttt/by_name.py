@@ -13,7 +13,7 @@ from .arguments import check_device
 from .checkpoints.published import PUBLISHED, SCHEME, SHORT_NAMES
 from .distributions import missing
 from .errors import UsageError, suggest
-from .text import shown
+from .text import one_line
 
 if TYPE_CHECKING:
     from .named_model import NamedModel
@@ -144,7 +144,7 @@ def _say(
     """Returns the receiver of a report's lines, by default `print` in a notebook."""
     _require_openmmlab('a training')
     say = say or (print if 'ipykernel' in sys.modules else lambda line: None)
-    say(f'reads     {shown(os.fspath(folder))}')
+    say(f'reads     {one_line(os.fspath(folder))}')
     return say
 
 
@@ -211,5 +211,5 @@ def load_model(
         from .openmmlab.analysis.models import initialize
 
         start = initialize(named)
-    print(f'weights   {start or "random"}')
+    print(one_line(f'weights   {start or "random"}'))
     return named

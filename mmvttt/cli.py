@@ -17,7 +17,7 @@ from typing import Any
 from .arguments import check_device
 from .errors import CheckpointError, DataError, UsageError
 from .outputs import check_new_file, check_new_folder
-from .text import shown
+from .text import one_line
 
 
 def command_line(doc: str | None) -> argparse.ArgumentParser:
@@ -201,7 +201,7 @@ def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
         message = str(error).strip()
         if message.startswith('Caught '):
             message = message.splitlines()[-1].partition('Error: ')[2]
-        message = shown(message, 10_000) + _flags(getattr(error, 'arguments', ()))
+        message = one_line(message, 10_000) + _flags(getattr(error, 'arguments', ()))
     except ModuleNotFoundError as error:
         from .distributions import missing
 

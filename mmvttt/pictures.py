@@ -49,7 +49,7 @@ def fetch_image(url: str, folder: str | os.PathLike[str]) -> str:
     Raises:
         ImageError: The address cannot be read, or has more than 100 MB.
     """
-    from .checkpoints.download import shown
+    from .checkpoints.download import without_secrets
 
     name = os.path.basename(urlsplit(url).path)
     name = ''.join(c if c.isalnum() or c in '.-_' else '_' for c in name)[-80:].lstrip('.')
@@ -58,12 +58,14 @@ def fetch_image(url: str, folder: str | os.PathLike[str]) -> str:
             content = answer.read(_BYTES + 1)
     except (OSError, HTTPException, ValueError) as error:
         raise ImageError(
-            'addresses that cannot be read', f'{shown(url)!r} cannot be read: {first_line(error)}'
+            'addresses that cannot be read',
+            f'{without_secrets(url)!r} cannot be read: {first_line(error)}',
         ) from error
     if len(content) > _BYTES:
         raise ImageError(
             'pictures that are too large to be downloaded',
-            f'{shown(url)!r} has more than {_BYTES // 10**6} MB: download it, and give the file',
+            f'{without_secrets(url)!r} has more than {_BYTES // 10**6} MB: download it, and give '
+            'the file',
         )
     path = os.path.join(folder, name or 'picture')
     with open(path, 'wb') as file:

@@ -7,6 +7,7 @@ example: mmvttt cache_latents data/imagenet/train sd-vae-ft-ema data/latents_256
 """
 
 from mmvttt import cli
+from mmvttt.text import one_line
 
 
 def main() -> None:
@@ -29,7 +30,7 @@ def main() -> None:
         images = ClassFolders(args.images, args.size)
         autoencoder = load_autoencoder(args.autoencoder, args.device or cli.default_device())
         cache_latents(autoencoder, images, args.out, args.batch_size, args.num_workers, args.dtype)
-        print(f'{len(images)} images of {len(images.classes)} classes → {args.out}')
+        print(one_line(f'{len(images)} images of {len(images.classes)} classes → {args.out}'))
 
 
 if __name__ == '__main__':

@@ -9,7 +9,6 @@ example: mmvttt check_data configs/maskrcnn_vittt_t_pennfudan.py
 
 from mmvttt import cli
 from mmvttt.errors import UsageError
-from mmvttt.text import shown
 
 
 def main() -> None:
@@ -29,7 +28,7 @@ def main() -> None:
         config = load_config(args.config, cfg_options=args.cfg_options)
         images = not args.no_images
         for findings in annotations.check_annotations(config, args.splits, images=images):
-            print(shown(findings, 10**6))
+            print(findings)
             checked += 1
             wrong += bool(findings.errors)
         if not checked:

@@ -14,6 +14,7 @@ example: mmvttt export vittt_t_in1k --checkpoint epoch_300.pth --out vittt_t.onn
 from typing import Any
 
 from mmvttt import cli
+from mmvttt.text import one_line
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def main() -> None:
             comparisons = export_model(named, *files, args.predictions, size=size, **options)
         for comparison in comparisons:
             print(comparison)
-    print(f'wrote {args.out}')
+    print(one_line(f'wrote {args.out}'))
 
 
 if __name__ == '__main__':

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mmvttt import cli
 from mmvttt.errors import UsageError
+from mmvttt.text import one_line
 
 
 def main() -> None:
@@ -86,11 +87,11 @@ def main() -> None:
             return
         # A column for each class or prompt, if the picture stays readable.
         api.write_grid(images[:1024], args.out, default if 1 < default <= 32 else None)
-        print(f'{len(images)} images of {images.shape[1]}×{images.shape[2]} → {args.out}')
+        print(one_line(f'{len(images)} images of {images.shape[1]}×{images.shape[2]} → {args.out}'))
         if args.npz:
             Path(args.npz).parent.mkdir(parents=True, exist_ok=True)
             np.savez(args.npz, images)
-            print(f'arr_0 {images.shape} → {args.npz}')
+            print(one_line(f'arr_0 {images.shape} → {args.npz}'))
 
 
 if __name__ == '__main__':

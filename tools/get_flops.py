@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmvttt import cli
+from mmvttt.text import one_line
 
 if TYPE_CHECKING:
     from mmvttt.analysis.flops import Cost
@@ -50,8 +51,8 @@ def main() -> None:
         cost = count_cost(named.dense(model), size, image_channels(model))
     print(*tables(cost, args.depth), sep='\n')
     print(
-        f'{named.name} at {size[0]}×{size[1]}: {cost.total_params / 1e6:.3f} M parameters, '
-        f'{cost.total_macs / 1e9:.3f} GFLOPs (multiply-accumulates)'
+        f'{one_line(named.name)} at {size[0]}×{size[1]}: {cost.total_params / 1e6:.3f} M '
+        f'parameters, {cost.total_macs / 1e9:.3f} GFLOPs (multiply-accumulates)'
     )
     if cost.uncounted:
         print(f'Without a FLOP formula, and missing above: {", ".join(cost.uncounted)}')

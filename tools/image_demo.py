@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from mmvttt import cli
-from mmvttt.text import shown
+from mmvttt.text import one_line
 
 # Seconds between two lines on the time that is left.
 _SELDOM = 30
@@ -84,14 +84,14 @@ def main() -> None:
         start = reported = time.monotonic()
         predictions = predict.predict_files(predictor, pairs, *options)
         for count, (file, found, drawing) in enumerate(predictions, 1):
-            print(shown(f'{file}: {found} → {drawing}'), flush=True)
+            print(one_line(f'{file}: {found} → {drawing}'), flush=True)
             now = time.monotonic()
             if now - reported > _SELDOM:
                 reported, left = now, (now - start) / count * (len(pairs) - count)
                 text = f'{count} of {len(pairs)} files, {left / 60:.0f} minutes left'
                 print(text, file=sys.stderr, flush=True)
         if args.save:
-            print(f'wrote {Path(args.save)}')
+            print(one_line(f'wrote {Path(args.save)}'))
 
 
 if __name__ == '__main__':

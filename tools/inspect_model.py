@@ -15,6 +15,7 @@ example: mmvttt inspect_model vittt_t_in1k photo.jpg --checkpoint vittt.pth --wh
 from pathlib import Path
 
 from mmvttt import cli
+from mmvttt.text import one_line
 
 
 def main() -> None:
@@ -56,7 +57,7 @@ def main() -> None:
             tuple(args.query or [(0.5, 0.5)]),
         )
         for path in inspect_model(look, args.what):
-            print(f'wrote {path}')
+            print(one_line(f'wrote {path}'))
 
 
 if __name__ == '__main__':

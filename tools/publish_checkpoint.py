@@ -7,6 +7,7 @@ example: mmvttt publish_checkpoint work_dirs/vittt_s_in1k/epoch_300.pth vittt_s_
 """
 
 from mmvttt import cli
+from mmvttt.text import one_line
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
         from mmvttt.checkpoints.publish import publish_checkpoint
 
         path = publish_checkpoint(args.checkpoint, args.out, args.prefix, args.half)
-    print(f'{path}: {path.stat().st_size / 2**20:.1f} MiB')
+    print(one_line(f'{path}: {path.stat().st_size / 2**20:.1f} MiB'))
 
 
 if __name__ == '__main__':

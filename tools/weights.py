@@ -9,6 +9,7 @@ example: mmvttt weights
 """
 
 from mmvttt import cli
+from mmvttt.text import one_line
 
 
 def main() -> None:
@@ -30,7 +31,7 @@ def main() -> None:
             for row in rows:
                 source = find_source(f'{SCHEME}{row.name}').intact()
                 by = f' (by {row.authors}, {row.licence})' if row.authors else ''
-                print(f'{row.name}: {source.files[0]}{by}')
+                print(one_line(f'{row.name}: {source.files[0]}{by}'))
         except KeyboardInterrupt:
             print('stopped; the same command continues it')
             raise SystemExit(130) from None

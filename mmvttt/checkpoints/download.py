@@ -58,7 +58,7 @@ class _Broken(ConnectionError):
     """A transfer that ended early."""
 
 
-def shown(source: str) -> str:
+def without_secrets(source: str) -> str:
     """A path or URL for messages: without user, password and query, which may hold a token."""
     if not re.match(r'(https?|ftps?|sftp)://', source):
         return source
@@ -106,18 +106,19 @@ def download(
     Raises:
         CheckpointError: It cannot be downloaded or written, or is not what it should be.
     """
+    address = without_secrets(url)
     remedy = f'On a machine without a network put the file there as {os.fspath(path)!r}'
     if _is_ambiguous(url):
-        raise CheckpointError(f'{shown(url)!r} has a / ? or # in its password: write %2F %3F %23')
+        raise CheckpointError(f'{address!r} has a / ? or # in its password: write %2F %3F %23')
     if os.environ.get('HF_HUB_OFFLINE', '0').upper() in ('1', 'ON', 'YES', 'TRUE'):
-        raise CheckpointError(f'{shown(url)!r} is not downloaded, by HF_HUB_OFFLINE. {remedy}')
+        raise CheckpointError(f'{address!r} is not downloaded, by HF_HUB_OFFLINE. {remedy}')
     lock = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = locked(path.with_name(f'.{path.name}.lock'))
         if path.is_file():
             return
-        _log.info('downloading %s to %s', shown(url), path)
+        _log.info('downloading %s to %s', address, path)
         partial = _transferred(url, path, say)
         digest = file_digest(partial)
         fault = problem(partial)
@@ -126,7 +127,7 @@ def download(
         if fault:
             partial.unlink()
             raise CheckpointError(
-                f'{shown(url)!r} {fault}, and was not kept: give the address of the file itself, '
+                f'{address!r} {fault}, and was not kept: give the address of the file itself, '
                 f'or download it in a browser and put it there as {os.fspath(path)!r}'
             )
         changed = partial.stat().st_mtime_ns
@@ -139,14 +140,14 @@ def download(
         raise
     except HTTPError as error:
         advice = _ADVICE.get(error.code, 'Try again later')
-        raise CheckpointError(f'{shown(url)!r}: the server says {error}. {advice}') from error
+        raise CheckpointError(f'{address!r}: the server says {error}. {advice}') from error
     except (OSError, HTTPException, ValueError) as error:
         number = getattr(error, 'errno', None)
         if number in _FULL:
             remedy = 'The disk is full: set TORCH_HOME to a folder with more space'
         elif number in _FORBIDDEN:
             remedy = 'Set TORCH_HOME to a folder that can be written'
-        raise CheckpointError(f'{shown(url)!r} cannot be downloaded: {error}. {remedy}') from error
+        raise CheckpointError(f'{address!r} cannot be downloaded: {error}. {remedy}') from error
     finally:
         if lock is not None:
             lock.release()
@@ -204,7 +205,7 @@ def _transferred(url: str, path: Path, say: Callable[[str], None]) -> Path:
             if failures >= _TRIES or (code < 500 and code not in (408, 425, 429)):
                 raise
             seconds = _retry_after(error) or failures
-            _log.info('%s: %s; trying again in %.0f s', shown(url), error, seconds)
+            _log.info('%s: %s; trying again in %.0f s', without_secrets(url), error, seconds)
             time.sleep(seconds)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, CheckpointMismatchError, OptionTypeError, first_line
+from ..text import listed
 from .families import timm_names
 from .preparation import Preparation, warn_of_other_images
 from .read import Checkpoint, open_checkpoint, under
@@ -23,7 +24,6 @@ StateDict = Mapping[str, Tensor]
 _log = logging.getLogger(__name__)
 # Below this share of matching tensors a checkpoint belongs to another model.
 _LEAST = 0.1
-_LISTED = 8
 # Tensors of a block; a level of a pyramid has fewer, and may be missing.
 _LEAST_OF_A_BLOCK = 8
 _DIGITS = re.compile(r'\d+')
@@ -62,8 +62,7 @@ class LoadReport:
         for kind in ('missing', 'unexpected', 'mismatched'):
             names = getattr(self, kind)
             if names:
-                more = f', … {len(names) - _LISTED} more' if len(names) > _LISTED else ''
-                lines.append(f'{len(names)} {kind}: {", ".join(names[:_LISTED])}{more}')
+                lines.append(f'{len(names)} {kind}: {listed(names, longest=200)}')
         if self.preparation is not None and any(self.preparation.mean):
             lines.append(
                 'trained on pixels in 0 to 1, with mean={} and std={}'.format(*self.preparation)
@@ -354,8 +353,8 @@ def require_match(
             f'{report.mismatched[0]}: build the model in the size of the checkpoint'
         )
     heads = Counter(name.partition('.')[0] for name in names or weights)
-    listed = ', '.join(f'{head}. ({count})' for head, count in heads.most_common(_LISTED))
+    begin = listed([f'{head}. ({count})' for head, count in heads.most_common(8)])
     raise CheckpointMismatchError(
         f'{source!r} has {len(report.matched)} of the {size} tensors of {type(module).__name__}'
-        f'{f" under prefix={prefix!r}" if prefix else ""}; its names begin with {listed}; {advice}'
+        f'{f" under prefix={prefix!r}" if prefix else ""}; its names begin with {begin}; {advice}'
     )

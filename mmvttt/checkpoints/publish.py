@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..errors import UsageError
+from ..text import listed, one_line
 from ..version import __version__
 from .atomic_write import write_whole
 from .preparation import of_images
@@ -61,7 +62,7 @@ def publish_checkpoint(
     published = under(weights, prefix)
     if not published:
         heads = sorted({name.partition('.')[0] + '.' for name in weights})
-        raise UsageError(f'no tensor has the prefix {prefix!r}; there is {", ".join(heads)}')
+        raise UsageError(f'no tensor has the prefix {prefix!r}; there is {listed(heads)}')
     for name, weight in published.items():
         # Clones: a view would store the whole tensor behind it in the file.
         published[name] = weight.detach().clone()
@@ -125,7 +126,7 @@ def model_card(
 
 def _escaped(name: str) -> str:
     """A name as Markdown shows it, in one line."""
-    return re.sub(r'([\\`*\[\]<>|])', r'\\\1', ' '.join(name.split()))
+    return re.sub(r'([\\`*\[\]<>|])', r'\\\1', one_line(' '.join(name.split())))
 
 
 def _meta(content: Mapping[str, Any]) -> Mapping[str, Any]:

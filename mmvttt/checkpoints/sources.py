@@ -15,7 +15,8 @@ from typing import Any
 from urllib.parse import urlparse
 
 from ..errors import CheckpointError, CheckpointMissingError, first_line
-from .download import cache, download, is_damaged, shown
+from ..text import one_line
+from .download import cache, download, is_damaged, without_secrets
 from .file_kind import problem
 from .preparation import Preparation
 from .published import SCHEME, name_at, published, published_file
@@ -119,7 +120,7 @@ def _are_numbers(values: Any) -> bool:
 
 def without_password(source: str) -> str:
     """The downloaded file of a URL with a password, for logs of the argument; else the source."""
-    return source if shown(source) == source else os.fspath(find_source(source).files[0])
+    return source if without_secrets(source) == source else os.fspath(find_source(source).files[0])
 
 
 def find_source(checkpoint: str | os.PathLike[str]) -> Source:
@@ -142,22 +143,23 @@ def find_source(checkpoint: str | os.PathLike[str]) -> Source:
     if source.startswith(_HUB):
         return _in_folder(_from_hub(source.partition(':')[2].lstrip('/')), source)
     if source.startswith(_WEB):
-        return Source(shown(source), (_downloaded(source),))
+        return Source(one_line(without_secrets(source)), (_downloaded(source),))
     path = Path(os.path.expanduser(source.removeprefix(_LOCAL)))
     if path.is_dir():
         return _in_folder(path, source)
     if path.exists():
-        return Source(source, (path,))
+        return Source(one_line(source), (path,))
     if re.fullmatch(r'[\w.-]+/[\w.-]+', source) and (cached := _cached(source)):
         return _in_folder(cached, source)
     raise CheckpointMissingError(
-        f'there is no checkpoint {shown(source)!r} (from {os.getcwd()}); '
+        f'there is no checkpoint {without_secrets(source)!r} (from {os.getcwd()}); '
         'give the path of a file or folder, an http(s) URL, or hf-hub:OWNER/NAME'
     )
 
 
 def _in_folder(folder: Path, source: str) -> Source:
     """The weights in a folder as transformers and timm write it."""
+    source = one_line(source)
     name = next((name for name in _FILES if (folder / name).is_file()), None)
     if name is None:
         raise CheckpointMissingError(

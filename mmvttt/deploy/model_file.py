@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checkpoints.download import shown
+from ..checkpoints.download import without_secrets
 from ..checkpoints.load import load_pretrained, require_none_lacking
 from ..checkpoints.published import PUBLISHED, SCHEME
 from ..named_model import NamedModel, image_channels, read_picture
+from ..text import one_line
 from .export import as_sequence, export_module
 from .runtime import Runs
 
@@ -99,13 +100,15 @@ def write_model(
     network.eval().requires_grad_(False)
     source = named.weights
     if checkpoint is not None:
-        source = shown(os.fspath(checkpoint))
+        source = without_secrets(os.fspath(checkpoint))
         report = load_pretrained(named.model, checkpoint)
         lacking = [*report.mismatched, *report.missing]
         parts = getattr(network, 'prefixes', '')
         require_none_lacking([n for n in lacking if n.startswith(parts)], named.model, source)
     published = f' (published: {SCHEME}{named.name})' * (named.name in PUBLISHED)
-    print(f'{named.name}: weights of {source}' if source else f'random weights{published}')
+    print(
+        one_line(f'{named.name}: weights of {source}' if source else f'random weights{published}')
+    )
     height, width = size or named.size
     channels = image_channels(network)
     # Two: with one image, what is one because of it is taken for fixed.
@@ -118,14 +121,14 @@ def write_model(
         **(about or {}),
     }
     names = getattr(network, 'names', None)
-    print(f'tracing and translating {named.name}: a minute or more', flush=True)
+    print(one_line(f'tracing and translating {named.name}: a minute or more'), flush=True)
     run = export_module(network, image, out, fixed_size, decompose, notes, names)
     shapes = [(1, height, width)]
     if predictions is None:
         shapes += [(3, height, width)]
     if not fixed_size:
         shapes += [(1, height + 37, width), (2, height * 2 // 3, width * 4 // 3 + 5)]
-    print(f'comparing {out} with the model')
+    print(one_line(f'comparing {out} with the model'))
     examples: Iterator[Tensor] = (torch.rand(b, channels, *sides) for b, *sides in shapes)
     if images:
         keep = predictions is not None

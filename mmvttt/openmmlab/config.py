@@ -133,12 +133,13 @@ def _fetch_private(cfg: Any) -> None:
 
 def _may_be_weights(key: Any, value: str) -> bool:
     """Whether a URL is one of weights. Warns of a password in another one."""
-    from ..checkpoints.download import shown
+    from ..checkpoints.download import without_secrets
 
     if key in ('checkpoint', 'load_from', 'resume') or urlsplit(value).path.endswith(_WEIGHTS):
         return True
-    if '@' in value and value.rpartition('?')[0] != shown(value).rpartition('?')[0]:
-        text = f'{key} is a URL with a password, {shown(value)!r}, which the log will have'
+    public = without_secrets(value)
+    if '@' in value and value.rpartition('?')[0] != public.rpartition('?')[0]:
+        text = f'{key} is a URL with a password, {public!r}, which the log will have'
         print_log(text, 'current', logging.WARNING)
     return False
 

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mmvttt.checkpoints.load import LoadReport
+from mmvttt.cli import plain_errors
+from mmvttt.errors import DataError
+from mmvttt.openmmlab.data.findings import Findings
 from mmvttt.text import command
 
 
@@ -43,3 +47,17 @@ def test_a_command_to_paste_is_one_of_words() -> None:
     words = ('mmvttt', 'finetune', "it's; touch ran\n$(touch ran)", "'; touch ran" * 1000)
     assert shlex.split(command(*words)) == [*words]
     assert '\x1b' not in command('\x1b]0;')
+
+
+STRANGE = 'cat\x1b]0;title\x07\nerror: the disk is full'
+
+
+def test_a_name_adds_no_line_to_what_is_said(capsys: pytest.CaptureFixture) -> None:
+    findings = Findings('train', account=[f'{STRANGE}: 3 pictures'])
+    findings.error(f'no file of {STRANGE}')
+    report = LoadReport([], [], [STRANGE], [])
+    with pytest.raises(SystemExit), plain_errors():
+        raise DataError(STRANGE)
+    for text, lines in ((findings, 3), (report, 2), (capsys.readouterr().err, 1)):
+        assert len(str(text).splitlines()) == lines
+        assert '\x1b' not in str(text)

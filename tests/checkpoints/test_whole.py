@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mmvttt.checkpoints.authors import by_our_names
-from mmvttt.checkpoints.download import _request, named_digest, shown
+from mmvttt.checkpoints.download import _request, named_digest, without_secrets
 from mmvttt.checkpoints.families import timm_names
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.checkpoints.read import named_tensors, open_checkpoint
@@ -137,10 +137,10 @@ def test_digests_in_names() -> None:
 
 def test_what_a_log_shows_of_a_url() -> None:
     url = 'https://me:secret@host/a.pth?token=secret'
-    assert shown(url) == 'https://host/a.pth?…'
+    assert without_secrets(url) == 'https://host/a.pth?…'
     assert _request(url).full_url == 'https://host/a.pth?token=secret'
     assert _request(url).unredirected_hdrs['Authorization'].startswith('Basic ')
-    assert shown('a?b.pth') == 'a?b.pth'
+    assert without_secrets('a?b.pth') == 'a?b.pth'
     with pytest.raises(CheckpointMissingError) as error:
         open_checkpoint(f'ftp{url[5:]}').weights()
     assert 'secret' not in str(error.value)

@@ -1,5 +1,6 @@
 """`::` in `_base_`: packages are found without pkg_resources, mmvttt's configs from anywhere."""
 
+import json
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -51,10 +52,12 @@ def test_bases_of_packages_from_another_folder() -> None:
 )  # fmt: skip
 def test_a_dumped_name_is_data(name: str) -> None:
     content = dict(data=dict(classes=(name, 'dog')), other=[[name], {'1': dict(x=name)}])
-    Config(content).dump('dumped.py')
-    text = Path('dumped.py').read_text()
-    assert Config.fromfile('dumped.py').to_dict() == content
-    assert '{{' not in text
+    for file in ('dumped.py', 'dumped.json', 'dumped.yaml'):
+        Config(content).dump(file)
+        text = Path(file).read_text()
+        assert '{{' not in text
+        # Without tuples.
+        assert json.dumps(Config.fromfile(file).to_dict()) == json.dumps(content)
     assert not Path('ran').exists()
 
 

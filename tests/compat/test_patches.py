@@ -41,6 +41,14 @@ def test_what_is_loaded_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert 'unexpected key' in caplog.text
 
 
+def test_a_name_in_a_log_line_sets_no_terminal(tmp_path: Path) -> None:
+    logger = mmengine.logging.MMLogger('strange', log_file=str(tmp_path / 'a.log'))
+    logger.warning('a class named \x1b]0;title\x07 in %s', 'größe\nx')
+    written = (tmp_path / 'a.log').read_text()
+    assert '\x1b' not in written
+    assert r'\x1b]0;title\x07 in größe' in written
+
+
 OUTCOMES = """
 import sys, types
 from mmvttt.openmmlab import compat

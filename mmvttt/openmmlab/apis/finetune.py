@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -22,7 +23,7 @@ from mmengine.runner import Runner
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import DataError, ResumeError, UsageError
 from mmvttt.outputs import check_new_folder
-from mmvttt.text import command, listed, shown
+from mmvttt.text import command, listed, one_line
 
 from ..config import load_config
 from ..data.annotations import check_annotations
@@ -95,7 +96,7 @@ def finetune(
     out.mkdir(parents=True, exist_ok=True)
     say = _recorded(out / _LINES, say)
     say(
-        f'{_path(root)}: {data.format}, {len(data.train)} + {len(data.val)} pictures, '
+        f'{one_line(root)}: {data.format}, {len(data.train)} + {len(data.val)} pictures, '
         f'{data.task} of {listed(data.classes)}'
     )
     for note in data.notes:
@@ -104,15 +105,15 @@ def finetune(
     height, width = own['size']
     frozen = ' (backbone frozen)' if own['frozen'] else ''
     say(
-        f'plan      from {shown(own["start"])}{frozen}, pictures of {width}×{height}, '
+        f'plan      from {one_line(own["start"])}{frozen}, pictures of {width}×{height}, '
         f'{own["batch"]} a step, {own["steps"]} steps in about {own["minutes"]:g} minutes, '
         f'{own["memory"]} GB'
     )
-    say(f'config    {_path(out / CONFIG)}')
+    say(f'config    {one_line(out / CONFIG)}')
     progress = _Progress(out / _HISTORY, data, say)
     if not (out / _REPORT).is_file():
         draw_data(data, cfg, out / 'data.png')
-        say(f'data      {_path(out / "data.png")}')
+        say(f'data      {one_line(out / "data.png")}')
         run = os.fspath(out / 'run')
         train(out / CONFIG, work_dir=run, resume='auto', hooks=[progress], silent=True)
     predictor = _finished(out, cfg, progress)
@@ -137,7 +138,7 @@ def _configured(
         if checkpoint_in(out) is not None:
             again = command('mmvttt', 'finetune', root, '--from', out)
             raise ResumeError(
-                f'the data in {_path(root)} are others than when {_path(out)} was trained',
+                f'the data in {one_line(root)} are others than when {one_line(out)} was trained',
                 f'train on from it with `{again}`, or give another --work-dir',
             )
         own = {}
@@ -151,7 +152,7 @@ def _configured(
         if findings.errors:
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         for warning in findings.warnings:
-            say(f'  {findings.key.partition("_")[0]}: {shown(warning)}')
+            say(f'  {findings.key.partition("_")[0]}: {one_line(warning)}')
     return cfg, own
 
 
@@ -168,7 +169,7 @@ def _folder(root: Path, out: Path, request: Request) -> tuple[Path, dict[str, An
     while (own := read_settings(place).get('own')) and 'request' in own:
         if own['folder'] != os.fspath(root):
             raise UsageError(
-                f'{_path(place)} is of {_path(own["folder"])}: give another --work-dir'
+                f'{one_line(place)} is of {one_line(own["folder"])}: give another --work-dir'
             )
         if own['request'] == asdict(request):
             return place, own, begin
@@ -177,7 +178,7 @@ def _folder(root: Path, out: Path, request: Request) -> tuple[Path, dict[str, An
         inside = any(Path(name).is_relative_to(place) for name in request.start or ())
         if not inside and request.start not in (None, own['request']['start']):
             raise UsageError(
-                f'{_path(place)} starts from {shown(own["start"])}: '
+                f'{one_line(place)} starts from {one_line(own["start"])}: '
                 'repeat that, or give another --work-dir'
             )
         if not inside:
@@ -199,16 +200,12 @@ def _recorded(path: Path, say: Callable[[str], None]) -> Callable[[str], None]:
     """Says a line, and adds it to a file."""
 
     def say_and_record(line: str) -> None:
+        line = one_line(line, sys.maxsize)
         say(line)
         with open(path, 'a', encoding='utf-8') as file:
             file.write(f'{line}\n')
 
     return say_and_record
-
-
-def _path(path: object) -> str:
-    """A path on one line."""
-    return listed([path], longest=400)
 
 
 class _Progress(Hook):
@@ -318,10 +315,10 @@ def _report(
     for name, count, value in predictor.table[:_LISTED]:
         say(f'{listed([name], longest=24):24} {count:8}  {value:.3f}')
     if more := len(predictor.table[_LISTED:]):
-        say(f'… and {more} more in {_path(out / _REPORT)}')
+        say(f'… and {more} more in {one_line(out / _REPORT)}')
     drawn = [out / name for name in PICTURES if (out / name).is_file()]
     say(f'pictures  {listed(drawn, longest=400)}')
-    say(f'best      step {best["step"]} of {last["step"]}, {_path(out / BEST)}; last: {LAST}')
+    say(f'best      step {best["step"]} of {last["step"]}, {one_line(out / BEST)}; last: {LAST}')
     say(f'predict   {command("mmvttt", "predict", out / CONFIG, out / BEST)} PICTURE')
     if best is last and len(progress.history) > 1:
         again = command('mmvttt', 'finetune', root, '--minutes', f'{2 * minutes:g}')

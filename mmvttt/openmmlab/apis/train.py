@@ -21,6 +21,7 @@ from torch import nn
 from mmvttt.arguments import check_config
 from mmvttt.checkpoints.sources import without_password
 from mmvttt.errors import UsageError
+from mmvttt.text import one_line
 
 from ..config import load_config, named_entries
 from ..engine.amp import AmpOptimWrapper
@@ -119,11 +120,12 @@ def summary(runner: Runner) -> str:
     weights = ', '.join(dict.fromkeys(checkpoints_of(config))) or 'random'
     if runner._load_from:
         weights = f'{"resumed from " if runner._resume else ""}{runner._load_from}'
-    return (
-        f'model     {_names(config)}{size}\n'
-        f'weights   {weights}\n'
-        f'writes    {runner.work_dir}; its log has the whole config'
+    lines = (
+        f'model     {_names(config)}{size}',
+        f'weights   {weights}',
+        f'writes    {runner.work_dir}; its log has the whole config',
     )
+    return '\n'.join(map(one_line, lines))
 
 
 def _names(model: dict) -> str:

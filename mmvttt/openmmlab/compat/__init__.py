@@ -34,6 +34,7 @@ PATCHES = tuple(Patch(*row) for row in (
     ('coco-quiet', 'mmdet.datasets.api_wrappers.coco_api', 'coco:silence'),
     ('file-client', 'mmengine.fileio.file_client', 'configs:silence_file_client'),
     ('debug-quiet', 'mmengine.logging', 'configs:silence_debugging'),
+    ('plain-log', 'mmengine.logging.logger', 'configs:escape_log_lines'),
     ('safe-load', 'mmengine.runner.checkpoint', 'checkpoints:load_by_the_list'),
     ('safe-resume', 'mmengine.runner.checkpoint', 'checkpoints:drop_configs'),
     ('loading-log', 'mmengine.runner.checkpoint', 'checkpoints:log_loading'),

@@ -17,10 +17,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import mmengine.fileio as fileio
 import mmengine.utils as utils
 import mmengine.utils.package_utils as package_utils
 from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
+
+from mmvttt.checkpoints.atomic_write import write_whole
+from mmvttt.text import shown
 
 from ... import distributions
 from ..config import own_config
@@ -108,13 +112,25 @@ def dump_values_as_values() -> str | None:
     It does so in the text of every config that it reads, where a name from somebody's data may end
     its string and run. Only strings have two braces side by side.
     """
-    original = Config.pretty_text.fget
+    original, dump = Config.pretty_text.fget, Config.dump
 
     @wraps(original)
     def pretty_text(self: Config) -> str:
         return original(self).replace('{{', r'{\x7b')
 
+    @wraps(dump)
+    def dump_values(self: Config, file: str | Path | None = None) -> str | None:
+        if str(file or self.filename or '.py').endswith('.py'):
+            return dump(self, file)
+        # JSON is YAML, too.
+        text = fileio.dump(self.to_dict(), file_format='json').replace('{{', r'{\u007b')
+        if file is None:
+            return text
+        write_whole(file, text.encode())
+        return None
+
     replace(Config, 'pretty_text', property(pretty_text))
+    replace(Config, 'dump', dump_values)
     return None
 
 
@@ -159,3 +175,14 @@ def silence_debugging() -> None:
             original(msg, logger, level)
 
     replace(log, 'print_log', print_log)
+
+
+def escape_log_lines() -> None:
+    """Escapes control characters in log lines, which have names from strangers' files."""
+    from mmengine.logging.logger import MMFormatter
+
+    def format_message(self: MMFormatter, record: logging.LogRecord) -> str:
+        record.message = shown(record.message, sys.maxsize)
+        return logging.Formatter.formatMessage(self, record)
+
+    replace(MMFormatter, 'formatMessage', format_message)

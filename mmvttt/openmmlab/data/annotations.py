@@ -20,7 +20,7 @@ from mmengine.registry import DATASETS
 
 from mmvttt.errors import DataError, MissingDataError
 from mmvttt.openmmlab.registry import type_name
-from mmvttt.text import shown
+from mmvttt.text import one_line
 
 from ..tasks import class_counts, task_of
 from .coco import check_coco
@@ -52,7 +52,7 @@ def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         # All ranks read the same data; one of them logs.
         for warning in findings.warnings if os.environ.get('RANK', '0') == '0' else ():
-            print_log(shown(f'{findings.key}: {warning}'), 'current', logging.WARNING)
+            print_log(one_line(f'{findings.key}: {warning}'), 'current', logging.WARNING)
 
 
 def check_paths(sets: Sequence[DatasetConfig], splits: Sequence[str]) -> None:

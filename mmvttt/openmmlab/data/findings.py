@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from mmvttt.text import one_line
+
 _SHOWN = 3
 
 
@@ -65,4 +67,5 @@ class Findings:
         lines += [f'  {text}' for text in self.account]
         lines += [f'  error    {text}' for text in self.errors]
         lines += [f'  warning  {text}' for text in self.warnings]
-        return '\n'.join(lines if self._examples else [*lines, '  nothing wrong'])
+        lines += [] if self._examples else ['  nothing wrong']
+        return '\n'.join(map(one_line, lines))

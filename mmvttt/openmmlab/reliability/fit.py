@@ -20,12 +20,12 @@ from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from torch import Tensor
 
-from mmvttt.checkpoints.download import shown
+from mmvttt.checkpoints.download import without_secrets
 from mmvttt.checkpoints.load import compare, require_some, require_whole
 from mmvttt.checkpoints.preparation import of_preprocessor, saved_preparation, warn_of_other_images
 from mmvttt.checkpoints.read import named_tensors, saved_classes
 from mmvttt.errors import CheckpointMismatchError, ResumeError
-from mmvttt.text import shown as printable
+from mmvttt.text import listed, one_line
 
 from ..data.dataset_config import preparation_of
 from ..unwrap import bare_model
@@ -35,7 +35,6 @@ from .rates import require_learning
 from .settings import differences, training_settings, warn_of_other_model
 from .weights import warning_of_random_weights
 
-_LISTED = 12
 # Beginnings of names in the message hub that a training computes with, and their types.
 _COMPUTED: Mapping[str, type | UnionType] = {
     'best_score': int | float | np.number | Tensor,
@@ -80,8 +79,7 @@ class CompareOnLoad(Hook):
             ("the settings of the resumed training differ from the checkpoint's", others),
         ):
             if changes:
-                more = f'; … {len(changes) - _LISTED} more' if len(changes) > _LISTED else ''
-                runner.logger.warning(f'{text}: {"; ".join(changes[:_LISTED])}{more}')
+                runner.logger.warning(f'{text}: {listed(changes, 12, 300)}')
 
 
 def _drop_unusable(info: dict) -> Iterator[str]:
@@ -90,7 +88,7 @@ def _drop_unusable(info: dict) -> Iterator[str]:
         text = isinstance(name, str)
         kinds = [kind for start, kind in _COMPUTED.items() if text and name.startswith(start)]
         if not text or (kinds and not isinstance(info[name], kinds[0])):
-            yield printable(f'{name} = {info.pop(name)!r:.80}')
+            yield one_line(f'{name} = {info.pop(name)!r:.80}')
 
 
 def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
@@ -104,7 +102,7 @@ def _problems(runner: Runner, checkpoint: Mapping[str, Any]) -> Iterator[str]:
     if different:
         yield (
             f'is from another model: {len(different)} of its tensors do not match this one '
-            f'({", ".join(different[:3])}{", …" if len(different) > 3 else ""})'
+            f'({listed(different, 3, 200)})'
         )
     if isinstance(runner.optim_wrapper, OptimWrapper) and _saves(runner, 'save_optimizer'):
         if 'optimizer' not in checkpoint:
@@ -156,7 +154,7 @@ def require_weights(runner: Runner, content: Any, source: str, whole: bool = Fal
 
     See `require_some`, or with `whole` `require_whole`; then it has the classes of the test set.
     """
-    source = shown(source)
+    source = one_line(without_secrets(source))
     if isinstance(runner.model, dict):
         # FlexibleRunner builds the model later; here names and shapes suffice.
         with torch.device('meta'):
@@ -187,11 +185,11 @@ def require_same_classes(content: Any, source: str, classes: Sequence[str] | Non
     for i, name in enumerate(classes):
         if numbers.get(name, i) != i:
             raise CheckpointMismatchError(
-                f'{name!r} is class {numbers[name]} of {shown(source)!r} and class {i} of the '
+                f'{name!r} is class {numbers[name]} of {source!r} and class {i} of the '
                 f'data: set metainfo=dict(classes={saved}) in the data sets'
             )
     if not numbers.keys() & {*classes}:
-        text = f'{source} was trained for classes of other names: {saved[:_LISTED]}'
+        text = f'{source} was trained for classes of other names: {listed(saved)}'
         print_log(text, 'current', logging.WARNING)
 
 

@@ -16,7 +16,7 @@ from mmengine.runner import Runner
 
 from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointError, ResumeError, first_line
-from mmvttt.text import shown
+from mmvttt.text import one_line
 
 # Hooks of every training, whose numbers are of one process: times, and paths of logs.
 _DEFAULT = (
@@ -46,7 +46,7 @@ class HookStates:
         for name, state in (states if isinstance(states, dict) else {}).items():
             hook: Any = self._hooks.get(name)
             if hook is None:
-                runner.logger.warning(f'the training no longer has the hook {shown(name)}')
+                runner.logger.warning(f'the training no longer has the hook {one_line(name)}')
             elif _has_state(hook):
                 try:
                     hook.load_state_dict(state)
@@ -58,7 +58,7 @@ class HookStates:
                     ) from error
             else:
                 for key in _restore(hook, state):
-                    runner.logger.warning(f'{STATES}: left out {shown(f"{name}.{key}")}')
+                    runner.logger.warning(f'{STATES}: left out {one_line(f"{name}.{key}")}')
 
     def collect(self) -> dict[str, Any]:
         """The states now, without hooks that have none."""

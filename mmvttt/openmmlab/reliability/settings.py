@@ -24,7 +24,7 @@ from mmengine.dist import all_gather_object, get_rank, get_world_size, init_dist
 from mmengine.logging import print_log
 
 from mmvttt.errors import UsageError
-from mmvttt.text import shown
+from mmvttt.text import listed, shown
 
 # Keys whose values are paths, which may differ between nodes.
 _PLACES = frozenset(
@@ -120,10 +120,9 @@ def warn_of_other_model(content: Any, cfg: Config, source: str) -> None:
             # A published file has none.
             changed = [f'{key}: {a} (here: {b})' for key, a, b in pairs if there and a != b]
             if changed:
-                more = f'; … {len(changed) - 8} more' if len(changed) > 8 else ''
                 print_log(
                     f'{source} was trained with other options of the model, whose results these '
-                    f'are not: {"; ".join(changed[:8])}{more}',
+                    f'are not: {listed(changed, longest=300)}',
                     'current',
                     logging.WARNING,
                 )
