@@ -38,9 +38,10 @@ def _page(path: Path, width: float, height: float) -> Iterator[Figure]:
         figure.savefig(path, dpi=80)
 
 
-def _name(name: str) -> tuple[str, FontProperties]:
-    """The name of a class as it can be written, and a font that has its letters."""
-    text, font = font_for(name if len(name) < 25 else f'{name[:22]}…', 12)
+def _name(name: str, longest: int = 24) -> tuple[str, FontProperties]:
+    """A name as it can be written, cut in its middle if it is long, and a font with its letters."""
+    half = longest // 2
+    text, font = font_for(name if len(name) <= longest else f'{name[:half]}…{name[-half:]}', 12)
     file = getattr(font, 'path', None)
     return text, FontProperties(fname=file if isinstance(file, str) else None, size=9)
 
@@ -71,7 +72,7 @@ def _images(figure: Any, images: Sequence[tuple[str, np.ndarray]], columns: int)
         axes.set_axis_off()
     for axes, (title, image) in zip(grid.flat, images, strict=False):
         axes.imshow(image)
-        text, font = _name(title)
+        text, font = _name(title, 40)
         axes.set_title(text, fontproperties=font)
 
 
@@ -180,8 +181,8 @@ def draw_predictions(predictor: Any, cfg: Any, out: Path) -> None:
     pages = []
     for rating, name, label, prediction in (rated[n] for n in numbers if 0 <= n < len(rated)):
         truth, seen = _titled(label), _titled(prediction)
-        pages += [(f'{name.name}: {truth[0] or "labels"}', truth[1])]
-        pages += [(f'predicted {seen[0]} {rating:.2f}', seen[1])]
+        pages.append((' '.join(filter(None, (truth[0], name.name))), truth[1]))
+        pages.append((' '.join(filter(None, ('predicted', seen[0], f'{rating:.2f}'))), seen[1]))
         prediction.save(out / 'predictions' / '_'.join(name.with_suffix('.png').parts))
     with _page(out / 'predictions.png', 13, 9) as figure:
         figure.suptitle('the worst, typical and best pictures of the validation part')

@@ -124,7 +124,9 @@ class Boxes(Prediction):
             x1, y1, x2, y2 = map(float, self.boxes[i])
             corners = (min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2))
             pen.draw.rectangle(corners, outline=colour, width=max(2, pen.size // 8))
-            pen.write(x1, y1, f'{self.classes[self.labels[i]]} {self.scores[i]:.0%}', colour)
+            # A label is certain.
+            score = f' {self.scores[i]:.0%}' if self.scores[i] < 1 else ''
+            pen.write(x1, y1, f'{self.classes[self.labels[i]]}{score}', colour)
         return np.asarray(pen.picture)
 
 
