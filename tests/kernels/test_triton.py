@@ -128,6 +128,14 @@ def test_a_nan_is_seen_in_half_precision(cut):
         assert call(inputs, 'f', backend=backend).isnan().all()
 
 
+def test_what_is_kept_may_exceed_half_precision():
+    inputs = make(20, 'f', batch=1, heads=1, dim=32, dtype=FP16)
+    inputs |= {'k': 100 * inputs['k'], 'w0': 10_000 * inputs['w0']}
+    actual, expected = (OP(*inputs.values(), 'f', 16, 1e-6, w)[1] for w in ('triton', 'reference'))
+    assert torch.finfo(FP16).max < expected.abs().max() < torch.inf
+    assert error(actual, expected) < TOLERANCE[FP16]
+
+
 @pytest.mark.parametrize(
     ('segment', 'size', 'dtype'),
     [(2, 16, FP64), (1, 12, FP64), (3, 16, FP32), (3, 16, FP16)],
