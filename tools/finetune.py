@@ -41,7 +41,9 @@ def main() -> None:
             options.pop('work_dir')
             content = mmvttt.plan(**options)
             content['pictures'] = len(content['pictures'])
-            print(json.dumps(content, indent=1, ensure_ascii=False))
+            text = json.dumps(content, indent=1, ensure_ascii=False)
+            # Letters of any script, and no control characters.
+            print(''.join(c if c in '\n' or c.isprintable() else json.dumps(c)[1:-1] for c in text))
             return
         try:
             mmvttt.finetune(**options, say=partial(print, flush=True))

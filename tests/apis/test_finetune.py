@@ -281,6 +281,19 @@ def test_ctrl_c_ends_with_one_line(
     assert capsys.readouterr().out == 'stopped; the same command resumes it\n'
 
 
+def test_a_printed_plan_is_json_without_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = dict(classes=['größe', '\x9b2J\x1b]0;\U000e0001'], pictures=0)
+    monkeypatch.setattr(mmvttt, 'plan', lambda **_: {**plan, 'pictures': []})
+    monkeypatch.setattr('sys.argv', ['finetune.py', 'photos', '--plan'])
+    runpy.run_path(str(Path(__file__).parents[2] / 'tools/finetune.py'), run_name='__main__')
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == plan
+    assert 'größe' in printed
+    assert printed.replace('\n', '').isprintable()
+
+
 def scenes(part: str) -> list[tuple[Path, np.ndarray]]:
     """Pictures of CamVid with their labels."""
     folder = public_data('camvid')
