@@ -14,7 +14,7 @@ from mmengine.hub import get_config
 from mmengine.runner import get_priority
 from torch import nn
 
-from mmvttt.errors import CheckpointError
+from mmvttt.errors import CheckpointError, CheckpointMismatchError
 from mmvttt.openmmlab.apis.export import exportable
 from mmvttt.openmmlab.apis.train import summary
 from mmvttt.openmmlab.config import load_config
@@ -71,7 +71,6 @@ def test_missing_weights_stop_a_training_before_it_builds_anything(
     run: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv('MMVTTT_WEIGHTS', '.')
-    # A TinyModel cannot be built with it.
     options = {'model.init_cfg': dict(type='Pretrained', checkpoint=MESA)}
     with pytest.raises(CheckpointError):
         run('train', cfg_options=options)
@@ -79,6 +78,13 @@ def test_missing_weights_stop_a_training_before_it_builds_anything(
         run('train', cfg_options={'load_from': 'a.pth'})
     options = {'load_from': 'a.pth', 'pretrained': False, 'train_cfg.max_epochs': 1}
     assert run('train', cfg_options=options).iter == 4
+
+
+def test_the_checkpoint_of_a_whole_model_is_compared_with_it(run: Callable) -> None:
+    torch.save({'other': torch.ones(3)}, 'other.pth')
+    options = {'model.init_cfg': dict(type='Pretrained', checkpoint='other.pth')}
+    with pytest.raises(CheckpointMismatchError):
+        run('train', cfg_options=options)
 
 
 class Heads(nn.Module):

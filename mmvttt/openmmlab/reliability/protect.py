@@ -30,7 +30,7 @@ from .resume import checkpoint_folder, choose_checkpoint
 from .run_lock import RunLock
 from .settings import require_same_training
 from .signals import end_workers
-from .weights import FitHeads, locate_checkpoints
+from .weights import FitHeads, load_whole_model, locate_checkpoints
 
 # Errors of mmengine at entries of a checkpoint that are not a training's.
 _ODD_ENTRIES = ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError
@@ -69,6 +69,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
     try:
         checkpoint = choose_checkpoint(cfg, *more)
         check_data(cfg, ('train', 'val'))
+        load_whole_model(cfg)
         locate_checkpoints(cfg)
     except Exception:
         lock.undo()

@@ -35,6 +35,18 @@ def checkpoints_of(config: Any) -> Iterator[str]:
             yield from checkpoints_of(part)
 
 
+def load_whole_model(cfg: Config) -> None:
+    """Moves the checkpoint of a whole model from its `init_cfg` to `load_from`.
+
+    What mmengine loads by `init_cfg` is not compared with the model, and rows of heads go by
+    number instead of by class.
+    """
+    match cfg.model.get('init_cfg'):
+        case {'type': 'Pretrained', 'checkpoint': str() as source, **options} if not options:
+            cfg.load_from = cfg.get('load_from') or source
+            cfg.model.pop('init_cfg')
+
+
 def locate_checkpoints(cfg: Config) -> None:
     """Downloads the checkpoints that a training starts from, unless they are on this machine.
 
