@@ -12,7 +12,7 @@ from mmvttt.errors import OptionError, OptionTypeError
 
 from .backbones.base import PlainBackbone
 from .linearize import Replacement, vit
-from .linearize.linearize import is_of_transformers
+from .linearize.linearize import package
 
 _TINY = 1e-6
 
@@ -57,7 +57,7 @@ def block_tokens(
     """
     images = images.to(next(model.parameters()))
     if not isinstance(model, PlainBackbone):
-        if is_of_transformers(model) and inputs is None:
+        if package(model) == 'transformers' and inputs is None:
             return _hidden_states(model, images)
         if not isinstance(model, vit.MODELS):
             raise OptionTypeError(

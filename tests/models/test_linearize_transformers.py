@@ -120,6 +120,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         'RfDetrDinov2Backbone',
         dict(WIDTH, image_size=64, patch_size=8, num_windows=2, out_features=['stage2']), 'windows',
     ),
+    # A decoder with more queries than the small map has tokens.
+    'MaskFormer': (
+        'MaskFormerForInstanceSegmentation',
+        dict(
+            backbone_config=T.SwinConfig(
+                image_size=64, embed_dim=24, depths=[1] * 4, num_heads=[2] * 4, window_size=4,
+                out_features=['stage1', 'stage2', 'stage3', 'stage4'],
+            ),
+            fpn_feature_size=32, mask_feature_size=32,
+        ),
+        'not the patches',
+    ),
     'ViT': ('ViTModel', dict(VIT, attention_probs_dropout_prob=0.1), 'dropout'),
 }  # fmt: skip
 
@@ -358,6 +370,19 @@ def test_what_a_linearized_attention_does_not_have() -> None:
             mistake()
     with pytest.raises(OptionError, match='weights'), torch.device('meta'):
         linearize(T.ViTModel(T.ViTConfig(**VIT)))
+
+
+def test_an_export_takes_no_mask() -> None:
+    """Whether a mask is full is no question to a graph."""
+    config = T.SmolVLMConfig(vision_config=dict(VIT), text_config=LLAMA, scale_factor=2)
+    model = T.SmolVLMModel(config).vision_model.eval()
+    linearize(model)
+    inputs = dict(pixel_values=image(), patch_attention_mask=torch.ones(2, 6, 6).bool())
+    assert first(model(**inputs)).isfinite().all()
+    with pytest.raises(OptionError, match='patch_attention_mask'):
+        torch.export.export(model, (), inputs)
+    with pytest.raises(OptionError, match='mask'):
+        model(**{**inputs, 'patch_attention_mask': torch.ones(2, 6, 6).tril().bool()})
 
 
 @pytest.mark.parametrize('name', ['ViT', 'SiglipVision', 'DepthAnything', 'Yolos'])

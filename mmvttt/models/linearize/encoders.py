@@ -12,15 +12,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from .replacement import CAUSAL, CROSS, NO_MAP, TUBES, MapSize
 
 # Arguments by which attention functions of transformers change the scores or unpack images.
-_OF_SCORES = (
-    'position_bias',
-    'softcap',
-    's_aux',
-    'sliding_window',
-    'cu_seq_lens_q',
-    'cu_seq_lens_k',
-    'cache',
-)
+_OF_SCORES = ('position_bias', 'softcap', 's_aux', 'sliding_window', 'cu_seq_lens_q', 'cache')
 _PROBE = f'{__name__}.probe'
 _NO_CALL = 'it does not call the attention interface of transformers'
 _NO_WEIGHTS = 'its model has no weights yet: load them first'
@@ -44,6 +36,10 @@ class Encoder(NamedTuple):
     name: str
     patches: str
 
+    def inside(self, name: str) -> str:
+        """The name inside the encoder of a module of the model."""
+        return name.removeprefix(f'{self.name}.')
+
 
 class Layout(NamedTuple):
     """Numbers of tokens in front of the map and behind it, in the sequence of an attention."""
@@ -54,27 +50,22 @@ class Layout(NamedTuple):
 
 def encoders(model: nn.Module) -> dict[str, Encoder | str]:
     """The image encoder of each attention, by the attention's name, or why it is in none."""
-    names = {
-        name: next((a for a in ancestors(name) if _takes_images(model.get_submodule(a))), None)
+    modules: dict[str, Any] = dict(model.named_modules())
+    homes = {
+        name: next((a for a in ancestors(name) if _takes_images(modules[a])), None)
         for name in _attentions(model)
     }
-    patches: dict[str, str] = {}
-    for name, module in model.named_modules():
+    found: dict[str | None, Encoder] = {}
+    for name, module in modules.items():
         # A convolution belongs to the innermost of the modules that take images.
-        encoder = next((a for a in ancestors(name) if a in names.values()), None)
-        if encoder is not None and _embeds_patches(module, model.get_submodule(encoder)):
-            patches.setdefault(encoder, name.removeprefix(f'{encoder}.'))
-    tubes = any(isinstance(module, nn.Conv3d) for module in model.modules())
-    result: dict[str, Encoder | str] = {}
-    for name, encoder in names.items():
-        attention: Any = model.get_submodule(name)
-        if attention.is_causal:
-            result[name] = CAUSAL
-        elif encoder in patches:
-            result[name] = Encoder(encoder, patches[encoder])
-        else:
-            result[name] = TUBES if tubes else NO_MAP
-    return result
+        home = next((a for a in ancestors(name) if a in homes.values()), None)
+        if home is not None and _embeds_patches(module, modules[home]):
+            found.setdefault(home, Encoder(home, name.removeprefix(f'{home}.')))
+    other = TUBES if any(isinstance(m, nn.Conv3d) for m in modules.values()) else NO_MAP
+    return {
+        name: CAUSAL if modules[name].is_causal else found.get(home, other)
+        for name, home in homes.items()
+    }
 
 
 def ancestors(name: str) -> Iterator[str]:
@@ -189,7 +180,9 @@ def _probe(
             layout = _layout((query, key, value), shown)
         result[module] = layout if result.get(module, layout) == layout else _ORDER
         value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
-        return value[:, :, : query.shape[2]].transpose(1, 2).contiguous()
+        # Cross-attention has another number of keys, which may be smaller.
+        tokens = torch.arange(query.shape[2]) % key.shape[2]
+        return value[:, :, tokens].transpose(1, 2).contiguous()
 
     for attention in attentions:
         # In training an attention says whether it drops weights.

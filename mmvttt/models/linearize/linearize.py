@@ -1,10 +1,7 @@
 """Any transformer of images, linear: TTT in the place of its softmax attention (t5 Sec. 4, 5)."""
 
-import re
-import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from importlib import import_module
 from numbers import Integral
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -13,12 +10,11 @@ from torch import nn
 
 from mmvttt.errors import OptionError
 
-from ..layers.inner_options import InnerOptions
-from . import vit
-from .replacement import ASIDE, LINEAR, Note
+from .account import NUMBER, Linearization, replace
+from .replacement import ASIDE, LINEAR
 
-# A number between the dots of a name.
-_NUMBER = re.compile(r'(?<=\.)\d+(?=\.)')
+# Package of a model's class → the module here that knows the attentions of its models.
+_FAMILIES = {'timm': 'vit', 'diffusers': 'diffusion', 'transformers': 'transformers'}
 _T5 = dict(inner=dict(type='SwiGLU'), key_norm='instance', locality='dwc_qk')
 _GENERATION = dict(inner=dict(type='MLP'), loss='l2', key_norm='instance', locality='dwc_qk')
 
@@ -43,61 +39,6 @@ RECIPES: Mapping[str, Recipe] = {
         + [f'transformer_blocks.{i}.attn' for i in range(19, 24)],
     ),
 }
-
-
-@dataclass(frozen=True)
-class Linearization:
-    """The account of `linearize`.
-
-    Attributes:
-        replaced: Names of the attentions that were replaced.
-        new: Names of the parameters that were added. They are initialised randomly and need a
-            higher learning rate (20 times in t5 Tab. 11b, twice for diffusion in Tab. 11a).
-        left: Name of an attention that was not replaced → the reason.
-        modules_to_save: Names of modules that hold new, randomly initialised parameters, as PEFT's
-            option of this name takes them: LoRA freezes all others.
-        gone: Names of the parameters that the model has lost: biases of pairs of
-            positions, which are added to the scores of a softmax.
-        kept: Number of parameters that the model had, and still has.
-        added: Number of new ones.
-    """
-
-    replaced: list[str] = field(default_factory=list)
-    new: list[str] = field(default_factory=list)
-    left: dict[str, str] = field(default_factory=dict)
-    gone: list[str] = field(default_factory=list)
-    kept: int = 0
-    added: int = 0
-
-    @property
-    def modules_to_save(self) -> list[str]:
-        """Last names of the new modules, such as `['inner', 'k_conv', 'q_conv']`."""
-        hosts = {h for name in self.replaced for h in (name, f'{name}.processor')}
-        names = set()
-        for name in self.new:
-            path = name.split('.')
-            end = max(i for i in range(len(path)) if '.'.join(path[:i]) in hosts)
-            # A parameter of the attention itself, such as `qk_scale`, is not in a module inside.
-            if end < len(path) - 1:
-                names.add(path[end])
-        return sorted(names)
-
-    def __str__(self) -> str:
-        """A table of all names, with a row for names that differ only in numbers."""
-        rows = [('', 'from', 'to, or why not', 'tensors')]
-        for kind, names in (
-            ('replaced', dict.fromkeys(self.replaced, 'TTT')),
-            ('left', self.left),
-            ('new', dict.fromkeys(self.new, 'initialised randomly')),
-            ('gone', dict.fromkeys(self.gone, 'was added to the scores')),
-        ):
-            counts = Counter((_NUMBER.sub('*', name), what) for name, what in names.items())
-            rows += [(kind, *names, str(count)) for names, count in counts.items()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ['  '.join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        title = f'{self.kept / 1e6:.2f}M parameters kept, {self.added / 1e6:.2f}M new'
-        end = [f'modules_to_save={self.modules_to_save!r}'] if self.new else []
-        return '\n'.join([title, *lines, *end])
 
 
 def linearize(
@@ -153,59 +94,27 @@ def linearize(
     if recipe.where != 'all' and not {*candidates} >= {*recipe.where}:
         raise OptionError(f'where={where!r} is for the attentions {", ".join(recipe.where)}')
     names = _chosen(where if recipe.where == 'all' else recipe.where, candidates)
-    builders = {}
-    for name in names:
-        part = parts[name]
-        if isinstance(part, str):
-            raise OptionError(
-                f'{name} of {type(model).__name__} cannot be replaced: {part}. Name other '
-                'attentions by where=…, or take another model.'
-            )
-        builders[name] = part
-    before = dict(model.named_parameters())
-    options = {**recipe.options, **options}
-    note = Note(names, InnerOptions.of('linearize', **options))
-    # All are built before anything is changed.
-    built = {name: build(**options) for name, build in builders.items()}
-    left = {name: part for name, part in parts.items() if name not in built}
-    family.install(model, built, left, note)
-    after = dict(model.named_parameters())
-    return Linearization(
-        replaced=names,
-        new=[name for name in after if name not in before],
-        left={name: part if isinstance(part, str) else 'not chosen' for name, part in left.items()},
-        gone=[name for name in before if name not in after],
-        kept=sum(p.numel() for name, p in after.items() if name in before),
-        added=sum(p.numel() for name, p in after.items() if name not in before),
-    )
+    return replace(model, names, parts, family.install, {**recipe.options, **options})
+
+
+def package(model: nn.Module) -> str | None:
+    """The package from which a model has its class: 'timm', 'diffusers', 'transformers' or None."""
+    packages = (cls.__module__.partition('.')[0] for cls in type(model).__mro__)
+    return next((name for name in packages if name in _FAMILIES), None)
 
 
 def _family(model: nn.Module) -> ModuleType:
     """The module that knows the attentions of a model."""
-    families = [vit]
-    if type(model).__module__.startswith(('diffusers.', __package__)):
-        from . import diffusion
-
-        families.append(diffusion)
-    if is_of_transformers(model):
-        from . import transformers
-
-        families.append(transformers)
-    for family in families:
-        if isinstance(model, family.MODELS):
-            return family
+    name = package(model)
+    family = name and import_module(f'.{_FAMILIES[name]}', __package__)
+    if family and isinstance(model, family.MODELS):
+        return family
     raise OptionError(
         f'{type(model).__name__} cannot be linearized: give a VisionTransformer, Eva, Beit or '
         'VisionTransformerRelPos of timm, or a DiT, PixArt, SD3 or Flux transformer of diffusers, '
         'or a PreTrainedModel of transformers with an image encoder; not compiled or wrapped '
         '(model._orig_mod or model.module holds it then, model.model with features_only).'
     )
-
-
-def is_of_transformers(model: nn.Module) -> bool:
-    """Whether a model is a `PreTrainedModel`, asked without importing transformers."""
-    loaded = sys.modules.get('transformers.modeling_utils')
-    return loaded is not None and isinstance(model, loaded.PreTrainedModel)
 
 
 def _chosen(where: str | int | Sequence[int | str], parts: Sequence[str]) -> list[str]:
@@ -215,7 +124,7 @@ def _chosen(where: str | int | Sequence[int | str], parts: Sequence[str]) -> lis
     chosen = set()
     for item in [where] if isinstance(where, str | int | Integral) else where:
         # 'blocks.3.attn' and 'backbone.encoder.layer.3.attention' are of block 3.
-        names = [n for n in parts if item == n or [str(item)] == _NUMBER.findall(f'{n}.')[:1]]
+        names = [n for n in parts if item == n or [str(item)] == NUMBER.findall(f'{n}.')[:1]]
         if not names:
             raise OptionError(
                 f'where={item!r} is not a self-attention of this model: give {["all", *RECIPES]}, '

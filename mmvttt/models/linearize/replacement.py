@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,10 @@ LINEAR = 'it is linearized already'
 # Why 'all' leaves an attention out.
 CROSS = 'it is cross-attention'
 CAUSAL = 'it is causal'
-NO_MAP = 'it is in no module that takes images and embeds their patches (text, or packed sequences)'
+NO_MAP = (
+    'it is in no module that takes images and embeds their patches by a convolution (text, or '
+    'packed sequences)'
+)
 TUBES = 'patches are embedded by a 3D convolution, in tubes of frames or packed sequences'
 ASIDE = (CROSS, CAUSAL, NO_MAP, TUBES)
 
@@ -73,6 +77,10 @@ class Replacement(InnerTraining):
         self.num_heads, self.head_dim = self.heads
         self._new_parts = {name.partition('.')[0] for name, _ in self.named_parameters()}
 
+    if TYPE_CHECKING:
+        # Layers of the attention that is replaced, by its names.
+        def __getattr__(self, name: str) -> Any: ...
+
     def new_parameters(self) -> list[str]:
         """Names of the parameters that are initialised randomly, or of their copies in PEFT."""
         names = (name for name, _ in self.named_parameters())
@@ -105,3 +113,41 @@ def checked_size(map_size: MapSize | None, tokens: Tensor, others: int) -> MapSi
             'attention needs all patches of an image (patch_drop_rate=0).'
         )
     return map_size
+
+
+class Linearized(nn.Module):
+    """Methods of a linearized model.
+
+    `linearize` gives the model a subclass of this class and its own, as
+    `torch.nn.utils.parametrize` does. Pickles name only the source's class.
+    """
+
+    source: type[nn.Module]
+    if TYPE_CHECKING:
+        # Parts of the source.
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _blank, (type(self).__mro__[1], self.source), self.__getstate__()
+
+    def no_weight_decay(self) -> set[str]:
+        """Names that the source's class and the new attentions spare from weight decay."""
+        names: set[str] = getattr(self.source, 'no_weight_decay', lambda _: set())(self)
+        return names.union(
+            f'{name}.{undecayed}'
+            for name, module in self.named_modules()
+            if isinstance(module, Replacement)
+            for undecayed in module.no_weight_decay()
+        )
+
+
+@lru_cache(maxsize=256)
+def linear_class(methods: Any, source: Any) -> Any:
+    """The class of a linearized model: methods of ours before the source's."""
+    of_source = dict(__module__=source.__module__, __qualname__=source.__qualname__)
+    return type(source.__name__, (methods, source), {**of_source, 'source': source})
+
+
+def _blank(methods: Any, source: Any) -> Any:
+    cls = linear_class(methods, source)
+    return cls.__new__(cls)

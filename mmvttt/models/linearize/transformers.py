@@ -5,9 +5,9 @@ Since version 5 an attention calls the function that its config names. A lineari
 """
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -20,11 +20,12 @@ from transformers.initialization import copy_
 from mmvttt.errors import OptionError, UsageError
 
 from ..layers.conv import map_size
-from ..layers.inner_options import DYNAMIC, InnerOptions
+from ..layers.inner_options import DYNAMIC
 from ..layers.json_options import from_json
-from . import vit
+from .account import replace
 from .encoders import Encoder, Layout, ancestors, beyond_ttt, calling, encoders, layouts, patch_grid
-from .replacement import LINEAR, MapSize, Note, Part, Replacement, checked_size
+from .replacement import LINEAR, Linearized, MapSize, Note, Part, Replacement, checked_size
+from .replacement import linear_class as class_of
 
 __all__ = ['TTT', 'from_pretrained', 'linear_class']
 
@@ -33,10 +34,16 @@ MODELS = (PreTrainedModel,)
 NAME = __name__
 # Name of the module inside an attention.
 _LAYER = 'ttt'
-# Sizes of the maps of the calls in progress, the innermost last.
-_SIZES: ContextVar[tuple[MapSize, ...]] = ContextVar('sizes of maps', default=())
-# The same while torch.compile traces, which cannot set a ContextVar and has one thread.
-_TRACED: list[MapSize] = []
+
+
+class _Calls(threading.local):
+    """Sizes of the maps of a thread's calls in progress, the innermost last."""
+
+    def __init__(self) -> None:
+        self.sizes: list[MapSize | None] = []
+
+
+_CALLS = _Calls()
 
 
 class TTT(Replacement):
@@ -127,14 +134,16 @@ def attentions(model: nn.Module) -> dict[str, Part]:
     linear = [name for name in homes if _LAYER in model.get_submodule(name)._modules]
     if linear:
         return dict.fromkeys(linear, LINEAR)
-    maps: dict[str, Layout | str] = {}
-    for path, patches in {home for home in homes.values() if isinstance(home, Encoder)}:
-        encoder = model.get_submodule(path)
-        inside = _noted(encoder) or layouts(encoder, patches)
-        maps |= {f'{path}.{name}'.lstrip('.'): layout for name, layout in inside.items()}
+    maps: dict[Encoder, Mapping[str, Layout | str]] = {}
     parts: dict[str, Part] = {}
     for name, home in homes.items():
-        layout = maps.get(name, 'not chosen') if isinstance(home, Encoder) else home
+        if isinstance(home, str):
+            parts[name] = home
+            continue
+        if home not in maps:
+            encoder = model.get_submodule(home.name)
+            maps[home] = _noted(encoder) or layouts(encoder, home.patches)
+        layout = maps[home].get(home.inside(name), 'not chosen')
         attention = model.get_submodule(name)
         parts[name] = layout if isinstance(layout, str) else partial(TTT, attention, layout)
     return parts
@@ -155,8 +164,7 @@ def install(model: nn.Module, built: Mapping[str, TTT], left: Collection[str], n
         attention.config = calling(attention.config, NAME)
     for home in {homes[name] for name in built}:
         encoder: Any = model.get_submodule(home.name)
-        inside = {n.removeprefix(f'{home.name}.'): n for n in built if homes[n] == home}
-        tokens = {short: [*built[name].layout] for short, name in inside.items()}
+        tokens = {home.inside(n): [*layer.layout] for n, layer in built.items() if homes[n] == home}
         encoder.config.linearize = {'tokens': tokens, **note.options.to_json()}
         encoder.register_forward_pre_hook(partial(_enter, home.patches), with_kwargs=True)
         encoder.register_forward_hook(_leave, always_call=True)
@@ -171,34 +179,25 @@ def install(model: nn.Module, built: Mapping[str, TTT], left: Collection[str], n
 
 def _enter(patches: str, encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Forward pre-hook of an encoder: its attentions are called on a map of this size."""
+    _CALLS.sizes.append(None)
     images = kwargs['pixel_values'] if 'pixel_values' in kwargs else args[0]
     if kwargs.get('output_attentions') or encoder.config.output_attentions:
         raise OptionError('A linearized attention has no weights: leave output_attentions out.')
-    if torch.compiler.is_exporting() and kwargs.get('attention_mask') is not None:
-        raise OptionError('A linearized attention sees all tokens: export without attention_mask.')
+    masks = [n for n, v in kwargs.items() if n.endswith('attention_mask') and v is not None]
+    if torch.compiler.is_exporting() and masks:
+        raise OptionError(f'A linearized attention sees all tokens: export without {masks[0]}.')
     if images.dim() != 4:
         raise OptionError(f'pixel_values {tuple(images.shape)}: give images (B, C, H, W).')
-    _push(patch_grid(encoder.get_submodule(patches), map_size(images)))
-
-
-def _push(size: MapSize) -> None:
-    if torch.compiler.is_compiling():
-        _TRACED.append(size)
-    else:
-        _SIZES.set((*_SIZES.get(), size))
+    _CALLS.sizes[-1] = patch_grid(encoder.get_submodule(patches), map_size(images))
 
 
 def _leave(*_: Any) -> None:
-    """Forward hook of an encoder, after errors too."""
-    if torch.compiler.is_compiling():
-        _TRACED.pop()
-    else:
-        _SIZES.set(_SIZES.get()[:-1])
+    """Forward hook of an encoder, after errors too, those of `_enter` among them."""
+    _CALLS.sizes.pop()
 
 
 def _current() -> MapSize | None:
-    sizes = (torch.compiler.is_compiling() and _TRACED) or _SIZES.get()
-    return sizes[-1] if sizes else None
+    return _CALLS.sizes[-1] if _CALLS.sizes else None
 
 
 def _checkpoint(checkpoint: Callable[..., Any], function: Callable[..., Any], *args: Any) -> Any:
@@ -207,14 +206,14 @@ def _checkpoint(checkpoint: Callable[..., Any], function: Callable[..., Any], *a
 
 
 def _on_map(size: Any, function: Callable[..., Any], *args: Any) -> Any:
-    _push(size)
+    _CALLS.sizes.append(size)
     try:
         return function(*args)
     finally:
         _leave()
 
 
-class _Linear(vit.Linearized, PreTrainedModel):
+class _Linear(Linearized, PreTrainedModel):
     """Methods of a linearized model, and of the models inside of it around its attentions."""
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
@@ -277,30 +276,23 @@ def _configs(config: Any) -> Iterator[Any]:
 
 def _restore(model: nn.Module) -> None:
     """Linearizes a model as its configs say."""
-    where, options = [], []
+    parts = attentions(model)
     for home in {home for home in encoders(model).values() if isinstance(home, Encoder)}:
         encoder: Any = model.get_submodule(home.name)
-        if names := _noted(encoder):
-            where += [f'{home.name}.{name}'.lstrip('.') for name in names]
-            options.append({k: v for k, v in encoder.config.linearize.items() if k != 'tokens'})
-    if not where or options != options[:1] * len(options):
+        names = [f'{home.name}.{name}'.lstrip('.') for name in _noted(encoder)]
+        if names:
+            options = {k: v for k, v in encoder.config.linearize.items() if k != 'tokens'}
+            replace(model, names, parts, install, from_json(options))
+    if not any(isinstance(module, TTT) for module in model.modules()):
         raise OptionError(
-            f'The config of this {type(model).__name__} does not say how it was linearized, in one '
-            'way: load the source by its class in transformers, then call mmvttt.linearize.'
+            f'The config of this {type(model).__name__} does not say how it was linearized: load '
+            'the source by its class in transformers, then call mmvttt.linearize.'
         )
-    parts, note = attentions(model), Note(where, InnerOptions.of(NAME, **from_json(options[0])))
-    built: dict[str, Any] = {}
-    for name in where:
-        build = parts.get(name, 'this version of transformers has no such attention')
-        if isinstance(build, str):
-            raise OptionError(f'{name}, which the config of {type(model).__name__} names: {build}.')
-        built[name] = build(**vars(note.options))
-    install(model, built, (), note)
 
 
 def linear_class(source: Any) -> Any:
     """The class of a linearized model, whose `from_pretrained` loads what the model saves."""
-    return vit.linear_class(_Linear, source)
+    return class_of(_Linear, source)
 
 
 def from_pretrained(

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +20,17 @@ from torch import Tensor, nn
 from mmvttt.errors import OptionError
 
 from ..layers.conv import map_size
-from .replacement import LINEAR, MapSize, Note, Part, Replacement, checked_size, drop_map_size
+from .replacement import (
+    LINEAR,
+    Linearized,
+    MapSize,
+    Note,
+    Part,
+    Replacement,
+    checked_size,
+    drop_map_size,
+    linear_class,
+)
 
 # timm's function by the model's class that converts the names and shapes of published weights.
 _FROM_AUTHORS: Mapping[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
@@ -133,29 +143,6 @@ def install(
     model.__class__ = linear_class(_OnImages, kind)
 
 
-class Linearized(nn.Module):
-    """Methods of a linearized model.
-
-    `linearize` gives the model a subclass of this class and its own, as
-    `torch.nn.utils.parametrize` does. Pickles name only the source's class.
-    """
-
-    source: type[nn.Module]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _blank, (type(self).__mro__[1], self.source), self.__getstate__()
-
-    def no_weight_decay(self) -> set[str]:
-        """Names that timm's model and its new attentions spare from weight decay."""
-        names: set[str] = getattr(self.source, 'no_weight_decay', lambda _: set())(self)
-        return names.union(
-            f'{name}.{undecayed}'
-            for name, module in self.named_modules()
-            if isinstance(module, Replacement)
-            for undecayed in module.no_weight_decay()
-        )
-
-
 class _OnImages(Linearized):
     """Passes the size of an image's map to the blocks, where timm's pass a mask or a bias.
 
@@ -163,9 +150,6 @@ class _OnImages(Linearized):
     sees neither a call of `forward_features` nor, in the backward pass, the image of a recomputed
     block.
     """
-
-    patch_embed: Any
-    blocks: Any
 
     def forward_features(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         return self._call(x, kwargs).forward_features(x, *args, **kwargs)
@@ -182,18 +166,6 @@ class _OnImages(Linearized):
         told = {_argument(self): size}
         vars(call).update(vars(self), blocks=_Blocks(partial(_told, b, told) for b in self.blocks))
         return call
-
-
-@lru_cache(maxsize=256)
-def linear_class(methods: Any, source: Any) -> Any:
-    """The class of a linearized model: methods of ours before the source's."""
-    of_source = dict(__module__=source.__module__, __qualname__=source.__qualname__)
-    return type(source.__name__, (methods, source), {**of_source, 'source': source})
-
-
-def _blank(methods: Any, source: Any) -> Any:
-    cls = linear_class(methods, source)
-    return cls.__new__(cls)
 
 
 class _Blocks(list):
@@ -224,21 +196,6 @@ class TTTAttention(Replacement):
         prefix: Tokens in front of the map.
         options: See `Replacement`.
     """
-
-    # The source's, each of them or None.
-    qkv: Any
-    q_proj: Any
-    k_proj: Any
-    v_proj: Any
-    q_bias: Any
-    k_bias: Any
-    v_bias: Any
-    q_norm: Any
-    k_norm: Any
-    norm: Any
-    gate: Any
-    proj: Any
-    proj_drop: Any
 
     def __init__(self, source: Any, prefix: int, **options: Any) -> None:
         super().__init__(source.proj.in_features, source.num_heads, source, **options)
