@@ -117,7 +117,11 @@ def finetune(
         run = os.fspath(out / 'run')
         train(out / CONFIG, work_dir=run, resume='auto', hooks=[progress], silent=True)
     predictor = _finished(out, cfg, progress)
-    _report(predictor, root, minutes or default_minutes(), progress, say)
+    again: list[Any] = ['mmvttt', 'finetune', root]
+    again += ['--minutes', f'{2 * (minutes or default_minutes()):g}']
+    again += [] if format is None else ['--format', format]
+    again += [] if work_dir is None else ['--work-dir', work_dir]
+    _report(predictor, command(*again), progress, say)
     return predictor
 
 
@@ -306,10 +310,8 @@ def _finished(out: Path, cfg: Config, progress: _Progress) -> Predictor:
     return predictor
 
 
-def _report(
-    predictor: Any, root: Path, minutes: float, progress: _Progress, say: Callable[[str], None]
-) -> None:
-    """Says the results, where the pictures are, and what to do next."""
+def _report(predictor: Any, again: str, progress: _Progress, say: Callable[[str], None]) -> None:
+    """Says the results, where the pictures are, and what to do next: `again` trains on."""
     out, best, last = predictor.folder, progress.best, progress.history[-1]
     say(f'{"class":24} pictures  {_RESULTS[progress.keys[0]]}')
     for name, count, value in predictor.table[:_LISTED]:
@@ -321,5 +323,4 @@ def _report(
     say(f'best      step {best["step"]} of {last["step"]}, {one_line(out / BEST)}; last: {LAST}')
     say(f'predict   {command("mmvttt", "predict", out / CONFIG, out / BEST)} PICTURE')
     if best is last and len(progress.history) > 1:
-        again = command('mmvttt', 'finetune', root, '--minutes', f'{2 * minutes:g}')
         say(f'It was still learning: `{again}` trains on from there.')
