@@ -318,9 +318,10 @@ def _gains_from_two(model: Any, group: Sequence[tuple[Any, Any]]) -> bool:
     """
     on_cpu = all(p.device.type == 'cpu' for p in model.parameters())
     small = sum(inputs['inputs'].numel() for _, inputs in group) < _SMALL
-    return (
-        on_cpu and small and not (isinstance(model, FileModel) or torch.is_autocast_enabled('cpu'))
-    )
+    # A hook may keep something outside, and a thread has contexts of its own.
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    alone = hooked or torch.is_autocast_enabled('cpu') or isinstance(model, FileModel)
+    return on_cpu and small and not alone
 
 
 def _shape(item: tuple[Any, Any]) -> Any:
