@@ -12,7 +12,7 @@ from shutil import disk_usage
 # `.epoch_3.pth.1234.partial`: hidden, so that no pattern for checkpoints finds it.
 PARTIAL = '.partial'
 # Windows has no such flag.
-_NOFOLLOW = getattr(os, 'O_NOFOLLOW', 0)
+NOFOLLOW = getattr(os, 'ONOFOLLOW', 0)
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     partial = target.with_name(f'.{target.name}.{os.getpid()}{PARTIAL}')
     # A file of this name is a leftover, or a link planted to have its target overwritten.
     partial.unlink(missing_ok=True)
-    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | _NOFOLLOW, 0o666))
+    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o666))
     try:
         yield partial
         with open(partial, 'rb+') as file:
@@ -55,5 +55,5 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Writes a file atomically, see `replacing`."""
-    with replacing(path) as partial, open(os.open(partial, os.O_WRONLY | _NOFOLLOW), 'wb') as file:
+    with replacing(path) as partial, open(os.open(partial, os.O_WRONLY | NOFOLLOW), 'wb') as file:
         file.write(data)

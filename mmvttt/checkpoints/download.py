@@ -30,7 +30,7 @@ from urllib.request import Request, urlopen
 from tqdm import tqdm
 
 from ..errors import CheckpointError
-from .atomic_write import PARTIAL, write_whole
+from .atomic_write import NOFOLLOW, PARTIAL, write_whole
 from .locks import locked
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,6 @@ _TRIES, _LONGEST_WAIT = 3, 120.0
 _PIECE = 2**20
 # After these, the time for a transfer is said.
 _FIRST_SECONDS = 3
-_NOFOLLOW = getattr(os, 'O_NOFOLLOW', 0)
 # The digest that torch's convention puts into the name of a file.
 _NAMED = re.compile(r'-([a-f0-9]{8,64})\.')
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -273,7 +272,7 @@ def _transfer(url: str, path: Path, say: Callable[[str], None]) -> Path:
 
 def _written(answer: HTTPResponse, partial: Path, start: int, say: Callable[[str], None]) -> Path:
     """Appends an answer to what is there of a file, from its byte `start` on."""
-    flags = os.O_WRONLY | os.O_CREAT | _NOFOLLOW
+    flags = os.O_WRONLY | os.O_CREAT | NOFOLLOW
     length = answer.headers.get('Content-Length')
     total = start + int(length) if length else None
     bar = tqdm(total=total, initial=start, unit='B', unit_scale=True, disable=None)

@@ -57,6 +57,8 @@ _FAMILIES: Mapping[str, Rules] = {
     # CLIP and SigLIP.
     r'(encoder\.layers\.)0\.self_attn\.q_proj\.weight$': _BLOCK,
 }
+# Errors of timm's functions at weights of another model.
+_MISFITS = AssertionError, AttributeError, LookupError, RuntimeError, ValueError
 # Outside the backbone, whatever its prefix.
 _HEADS: Rules = (
     (r'(?:cls_)?classifier\.', 'head.'),
@@ -215,14 +217,7 @@ def to_timm(
     _require_place(named, model, name)
     try:
         named = rename(named, model)
-    except (
-        AssertionError,
-        AttributeError,
-        IndexError,
-        KeyError,
-        RuntimeError,
-        ValueError,
-    ) as error:
+    except _MISFITS as error:
         raise CheckpointMismatchError(
             f'the checkpoint does not fit {name} ({type(error).__name__}: {error}): give the '
             'weights of this model, or the model of these weights.'

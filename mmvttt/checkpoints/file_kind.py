@@ -65,11 +65,26 @@ def problem(path: str | os.PathLike[str]) -> str | None:
         if not good:
             return f'is {kind}'
         if kind == ARCHIVE:
-            with zipfile.ZipFile(file) as archive:
-                damaged = archive.testzip() is not None
-        else:
-            damaged = kind == SAFETENSORS and _is_cut_off(file)
-        return f'is {kind} that is cut off or damaged' if damaged else None
+            return archive_problem(file)
+        cut_off = kind == SAFETENSORS and _is_cut_off(file)
+        return f'is {kind} that is cut off or damaged' if cut_off else None
+
+
+def archive_problem(file: IO[bytes]) -> str | None:
+    """Compares the checksums of an archive's parts, and their sizes with the file's.
+
+    torch would decompress parts of any size, and read overlapping parts.
+    """
+    size = file.seek(0, os.SEEK_END)
+    with zipfile.ZipFile(file) as archive:
+        parts = archive.infolist()
+        if any(p.compress_type != zipfile.ZIP_STORED for p in parts):
+            return 'has compressed parts, as TorchScript has and torch.save never writes'
+        if sum(p.file_size for p in parts) > size:
+            return 'is an archive whose parts lie on one another'
+        if damaged := archive.testzip():
+            return f'is damaged: the checksum of its part {damaged!r} is wrong'
+    return None
 
 
 def _is_cut_off(file: IO[bytes]) -> bool:

@@ -7,7 +7,6 @@ import logging
 import os
 import pickle
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import IO, Any, NamedTuple
@@ -20,7 +19,7 @@ from torch import Tensor
 from ..errors import CheckpointError, RefusedCheckpointError, first_line
 from .allow_list import allowing
 from .authors import by_our_names
-from .file_kind import ARCHIVE, SAFETENSORS, kind_of
+from .file_kind import ARCHIVE, SAFETENSORS, archive_problem, kind_of
 from .preparation import Preparation, saved_preparation
 from .sources import Source, find_source
 
@@ -168,8 +167,8 @@ def _read(file: IO[bytes], path: str, map_location: Any = 'cpu', mmap: bool = Fa
                 )
             if kind == SAFETENSORS and path:
                 return _read_safetensors(path, map_location)
-            if kind == ARCHIVE:
-                _check_archive(file, source)
+            if kind == ARCHIVE and (problem := archive_problem(file)):
+                raise CheckpointError(f'{source!r} {problem}; download or save it again')
             file.seek(0)
             stack.enter_context(allowing())
             mapped = bool(mmap and kind == ARCHIVE and path)
@@ -220,25 +219,6 @@ def _read_safetensors(path: str, map_location: Any) -> dict[str, Any]:
     with safe_open(path, 'pt') as file:
         meta = (file.metadata() or {}).get(META)
     return weights if meta is None else {'state_dict': weights, 'meta': json.loads(meta)}
-
-
-def _check_archive(file: IO[bytes], source: str) -> None:
-    """Compares checksums, and the sizes of the parts with the file's size.
-
-    torch would decompress parts of any size, and read overlapping parts.
-    """
-    size = file.seek(0, os.SEEK_END)
-    with zipfile.ZipFile(file) as archive:
-        parts = archive.infolist()
-        if any(p.compress_type != zipfile.ZIP_STORED for p in parts):
-            problem = 'has compressed parts, as TorchScript has and torch.save never writes'
-        elif sum(p.file_size for p in parts) > size:
-            problem = 'is an archive whose parts lie on one another'
-        elif damaged := archive.testzip():
-            problem = f'is damaged: the checksum of its part {damaged!r} is wrong'
-        else:
-            return
-    raise CheckpointError(f'{source!r} {problem}; download or save it again')
 
 
 def _refused_object(error: pickle.UnpicklingError) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -138,11 +137,3 @@ def test_no_file_is_written_over(trained: Path) -> None:
 def test_mistakes(name: str, options: dict, trained: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         publish_checkpoint(trained, tmp_path / name, **options)
-
-
-def test_names_cannot_steer_the_terminal(tools: Any, tmp_path: Path) -> None:
-    path, name = tmp_path / 'a.pth', '\x1b[2Jlayer'
-    torch.save({f'{name}.weight': torch.ones(1)}, path)
-    printed = tools.error('publish_checkpoint.py', path, tmp_path / 'b.pth', '--prefix', 'x.')
-    assert r'\x1b[2Jlayer' in printed
-    assert '\x1b' not in printed
