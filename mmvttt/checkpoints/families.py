@@ -47,16 +47,9 @@ _REST: Rules = (
     (r'pre_layrnorm\.', 'norm_pre.'),
     (r'(?:post_layernorm|layernorm|norm)\.', 'norm.'),
 )
-# A name that tells the family, whose group 1 is the part up to a block → the rules of its blocks.
-_FAMILIES: Mapping[str, Rules] = {
-    r'((?:model\.)?layer\.)0\.attention\.q_proj\.weight$': _DINOV3,
-    # DINOv2.
-    r'(encoder\.layer\.)0\.layer_scale1\.lambda1$': _BLOCK,
-    # ViT, DeiT and ViT-MAE.
-    r'((?:encoder\.layer|layers)\.)0\.layernorm_before\.weight$': _BLOCK,
-    # CLIP and SigLIP.
-    r'(encoder\.layers\.)0\.self_attn\.q_proj\.weight$': _BLOCK,
-}
+# What precedes a block's number. DINOv3 has no encoder around its blocks.
+_BLOCKS = re.compile(r'(?:encoder\.layers?|layers|(?P<dinov3>(?:model\.)?layer))\.(\d+)\.')
+_PATCHES = re.compile(r'(.*\.|)embeddings\.patch_embedding')
 # Errors of timm's functions at weights of another model.
 _MISFITS = AssertionError, AttributeError, LookupError, RuntimeError, ValueError
 # Outside the backbone, whatever its prefix.
@@ -82,19 +75,26 @@ def timm_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         CheckpointError: A name of a family's file is not known, or a query, key or value is absent.
     """
-    rules, prefix, blocks = _family(weights)
     tensors: dict[str, Tensor] = {}
-    if not rules:
+    # The text's half has the same blocks.
+    prefix = next((patches[1] for n in weights if (patches := _PATCHES.match(n))), None)
+    blocks = {
+        name: block
+        for name in weights
+        if prefix is not None and (block := _BLOCKS.match(name.removeprefix(prefix)))
+    }
+    if prefix is None or not blocks:
         for name, value in weights.items():
             add_once(tensors, _CHUNKED.sub(r'\1.\2.', name), value, name)
         return tensors
+    is_eva = any(block['dinov3'] for block in blocks.values())
     for name, value in weights.items():
         short = name.removeprefix(prefix)
         if _DROPPED.match(name):
             continue
-        if block := re.match(rf'{re.escape(blocks)}(\d+)\.', short):
-            new = renamed(rules, short[block.end() :])
-            new = new and f'blocks.{block[1]}.{new}'
+        if block := blocks.get(name):
+            new = renamed(_DINOV3 if is_eva else _BLOCK, short[block.end() :])
+            new = new and f'blocks.{block[2]}.{new}'
         else:
             new = renamed(_REST, short) or renamed(_HEADS, name)
         if new is None:
@@ -103,21 +103,8 @@ def timm_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 'checkpoint as transformers saves it, or one of timm.'
             )
         add_once(tensors, new, value, name)
-    _join(tensors, is_eva=rules is _DINOV3)
+    _join(tensors, is_eva)
     return _shaped(tensors)
-
-
-def _family(weights: Mapping[str, Tensor]) -> tuple[Rules, str, str]:
-    """The rules of a family, what precedes its names, and what precedes a block's number."""
-    for pattern, rules in _FAMILIES.items():
-        for name in weights:
-            mark = re.search(rf'(?:^|\.){pattern}', name)
-            if mark:
-                # The text's half has the same blocks.
-                prefix = name[: mark.start(1)]
-                if any(n.startswith(f'{prefix}embeddings.patch_embedding') for n in weights):
-                    return rules, prefix, mark[1]
-    return (), '', ''
 
 
 def renamed(rules: Rules, name: str) -> str | None:
