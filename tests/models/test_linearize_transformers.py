@@ -57,6 +57,11 @@ TAKEN: dict[str, tuple[str, dict[str, Any], tuple[int, int], Any]] = {
     'Dinov2': ('Dinov2ForImageClassification', DINO, (1, 0), 'all'),
     'Dinov2WithRegisters': ('Dinov2WithRegistersModel', DINO, (5, 0), 'all'),
     'DINOv3ViT': ('DINOv3ViTModel', dict(VIT, num_register_tokens=4), (5, 0), 'all'),
+    # Pairs of heads share keys in its second block.
+    'Sapiens2': (
+        'Sapiens2Model',
+        dict(VIT, num_attention_heads=4, num_key_value_heads_per_layer=[4, 2]), (9, 0), 'all',
+    ),
     'SiglipVision': ('SiglipVisionModel', VIT, (0, 0), 'all'),
     'CLIP': ('CLIPModel', dict(vision_config=VIT, text_config=TEXT), (1, 0), 'all'),
     'IJepa': ('IJepaForImageClassification', VIT, (0, 0), 'all'),
@@ -360,9 +365,13 @@ def test_what_a_linearized_attention_does_not_have() -> None:
     expected = model(x).logits
     with pytest.raises(OptionError, match='output_attentions'):
         model(x, output_attentions=True)
-    with pytest.raises(OptionError, match='mask'):
-        model(x, attention_mask=tokens.tril())
-    assert torch.equal(model(x, attention_mask=tokens).logits, expected)
+    # Masks are Boolean, then added to scores.
+    for kind in ('sdpa', 'eager'):
+        with pytest.warns(UserWarning, match='only its other attentions'):
+            model.set_attn_implementation(kind)
+        with pytest.raises(OptionError, match='mask'):
+            model(x, attention_mask=tokens.tril())
+        assert torch.equal(model(x, attention_mask=tokens).logits, expected)
     with pytest.raises(OptionError, match='size of its map'):
         model.vit.layers[0](torch.randn(1, 37, 32))
     for mistake in (lambda: linearize(model), lambda: build('ViT', step='dynamic')):
