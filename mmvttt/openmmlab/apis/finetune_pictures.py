@@ -182,7 +182,8 @@ def draw_predictions(predictor: Any, cfg: Any, out: Path) -> None:
     for rating, name, label, prediction in (rated[n] for n in numbers if 0 <= n < len(rated)):
         truth, seen = _titled(label), _titled(prediction)
         pages.append((' '.join(filter(None, (truth[0], name.name))), truth[1]))
-        pages.append((' '.join(filter(None, ('predicted', seen[0], f'{rating:.2f}'))), seen[1]))
+        words = 'predicted', seen[0], f'({rating:.2f} right)'
+        pages.append((' '.join(filter(None, words)), seen[1]))
         prediction.save(out / 'predictions' / '_'.join(name.with_suffix('.png').parts))
     with _page(out / 'predictions.png', 13, 9) as figure:
         figure.suptitle('the worst, typical and best pictures of the validation part')
