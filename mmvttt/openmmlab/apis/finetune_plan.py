@@ -185,7 +185,8 @@ def _enough(data: OwnFolder, batch: int) -> int:
     else:
         objects = sum(len(picture.objects) for picture in data.train)
         steps = 200 * (objects * classes) ** 0.25 / batch
-    return round(max(steps, 6 * pictures / batch))
+    # Large sets were still learning after six epochs.
+    return round(max(steps, 12 * pictures / batch))
 
 
 def _typical_side(data: OwnFolder) -> float:
