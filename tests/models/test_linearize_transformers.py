@@ -365,6 +365,10 @@ def test_what_a_linearized_attention_does_not_have() -> None:
     expected = model(x).logits
     with pytest.raises(OptionError, match='output_attentions'):
         model(x, output_attentions=True)
+    eager = T.ViTModel(T.ViTConfig(**VIT, attn_implementation='eager', output_attentions=True))
+    linearize(eager)
+    with pytest.raises(OptionError, match='output_attentions'):
+        eager(x)
     # Masks are Boolean, then added to scores.
     for kind in ('sdpa', 'eager'):
         with pytest.warns(UserWarning, match='only its other attentions'):

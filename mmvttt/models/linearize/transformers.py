@@ -186,8 +186,6 @@ def _enter(patches: str, encoder: Any, args: tuple[Any, ...], kwargs: dict[str, 
     masks = [n for n, v in kwargs.items() if n.endswith('attention_mask') and v is not None]
     if torch.compiler.is_exporting() and masks:
         raise OptionError(f'A linearized attention sees all tokens: export without {masks[0]}.')
-    if images.dim() != 4:
-        raise OptionError(f'pixel_values {tuple(images.shape)}: give images (B, C, H, W).')
     _CALLS.sizes[-1] = patch_grid(encoder.get_submodule(patches), map_size(images))
 
 
