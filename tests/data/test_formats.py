@@ -29,6 +29,7 @@ VOC = (
     '<name>cat</name><bndbox><xmin>6</xmin><ymin>9</ymin><xmax>18</xmax><ymax>27</ymax></bndbox>'
     '</object></annotation>'
 )
+TURNED = VOC.replace('<width>48', '<width>36').replace('<height>36', '<height>48')
 NUMBERS = np.zeros((H, W), np.uint8)
 NUMBERS[5:20, 5:20], NUMBERS[22:30, 5:20] = 1, 2
 BINARY = np.uint8(255) * (NUMBERS > 0)
@@ -118,6 +119,25 @@ READ: dict[str, tuple[Files, str, str, int, int]] = {
     'CVAT': (
         each(('images/{}.jpg', None)) | {'annotations.xml': f'<annotations>{CVAT}</annotations>'},
         'CVAT for images', 'boxes', 4, 2,
+    ),
+    'a mask that does not fill its picture': (
+        each(('{}.jpg', None))
+        | {'a.json': coco(NAMES) | dict(annotations=[
+            a | dict(segmentation=dict(size=[H, W], counts='garbage~~')) if i == 2 else a
+            for i, a in enumerate(coco(NAMES)['annotations'])
+        ])},
+        'COCO', 'boxes', 4, 1,
+    ),
+    'capitals in the names of a list': (
+        each(('{}.jpg', None)) | {'a.json': coco([f'{i}.JPG' for i in range(6)])},
+        'COCO', 'boxes', 5, 1,
+    ),
+    'a box that ends before it begins': (
+        each(('{}.jpg', None), ('{}.xml', VOC)) | {'0.xml': VOC.replace('>6<', '>48<')},
+        'Pascal VOC', 'boxes', 4, 1,
+    ),
+    'two pictures of each class': (
+        {f'{c}/{c}{i}.jpg': None for c in range(20) for i in 'ab'}, 'classes', 'classes', 32, 8,
     ),
     'CVAT, a folder for each part': (
         each(('images/Train/{}.jpg', None), ('images/Validation/{}.jpg', None))
@@ -232,7 +252,7 @@ REFUSED: dict[str, tuple[Files, str]] = {
     'key points without their shape': (
         YOLO | each(('labels/{}.txt', f'{LINE} .3 .3 .7 .7 .2')), 'write kpt_shape',
     ),
-    'confidences': (YOLO | each(('labels/{}.txt', f'{LINE} .9')), '6 numbers in a line'),
+    'confidences': (YOLO | each(('labels/{}.txt', f'{LINE} .9')), 'without the score'),
     'maps of a JSON of segments': (
         MAPS | {'a.json': dict(images=[], annotations=[dict(segments_info=[])], categories=[{}])},
         'COCO comes near',
@@ -252,6 +272,19 @@ REFUSED: dict[str, tuple[Files, str]] = {
     'one class': (each(('cat/{}.jpg', None)), 'its 6 pictures .*fewer than two folders'),
     'fractions': (
         each(('{}.jpg', None)) | {'a.json': coco(NAMES, bbox=[0.1, 0.2, 0.3, 0.4])}, 'fractions',
+    ),
+    'corners': (
+        each(('{}.jpg', None)) | {'a.json': coco(NAMES, bbox=[20, 20, 40, 30])}, 'not corners',
+    ),
+    'sizes before a rotation': (
+        each(('{}.jpg', None), ('{}.xml', TURNED)),
+        'turned by EXIF',
+    ),
+    'another suffix': (each(('{}.jpg', None)) | {'a.json': coco(['0.png'])}, 'no such picture'),
+    'no text': (
+        each(('{}.jpg', None))
+        | {'a.json': coco(NAMES) | dict(categories=[dict(id=1, name='\ud800')])},
+        'not a text',
     ),
     'two JSON files of one picture': (
         each(('{}.jpg', None)) | {f'{p}.json': coco(NAMES) for p in 'ab'}, 'another file does',

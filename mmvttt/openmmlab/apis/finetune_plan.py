@@ -18,7 +18,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
-from mmvttt.checkpoints.published import needs_download, published, published_file
+from mmvttt.checkpoints.published import SCHEME, needs_download, published, published_file
 from mmvttt.errors import CheckpointError, UsageError
 from mmvttt.text import shown
 
@@ -82,7 +82,8 @@ def plan(
     Returns:
         What `as_plan` returns, and `start`, the weights or config; `frozen`, whether the backbone
         is; `size`, (height, width) of the pictures in pixels; `batch`, `steps`, `minutes`, and
-        `memory` in GB; `estimated`, which is True.
+        `memory` in GB; `estimated`, which is True; `download`, whether the weights are still to be
+        downloaded, without which the training would start from a smaller model.
 
     Raises:
         DataError: The folder is in none of the formats, or has errors.
@@ -94,7 +95,11 @@ def plan(
         first = choose(data.task, start, say, download=False)
         _, own = _fitted(data, first, request, _estimated)
     taken = ('start', 'frozen', 'size', 'batch', 'steps', 'minutes', 'memory')
-    return as_plan(data) | {key: own[key] for key in taken} | dict(estimated=True)
+    more = {key: own[key] for key in taken} | dict(size=[*own['size']], estimated=True)
+    weights = first.weights or ''
+    return (
+        as_plan(data) | more | dict(download=weights.startswith(SCHEME) and needs_download(weights))
+    )
 
 
 def planned(

@@ -48,7 +48,7 @@ def is_box(value: Any) -> bool:
 
 # Allowed values in words, and a check.
 _ID = 'a number or a text', is_id
-_TEXT = 'a text', lambda value: isinstance(value, str) and '\0' not in value
+_TEXT = 'a text', lambda value: isinstance(value, str) and not re.search('[\0\ud800-\udfff]', value)
 _SIDE = 'an integer above 0', lambda x: _is_number(x) and x > 0 and x == int(x)
 _BOX = 'four numbers', is_box
 # mmdet only checks that it is above 0.
@@ -105,7 +105,7 @@ def check_coco(
                 'config of boxes such as fasterrcnn_vittt_s_1x.py',
                 f'annotation {ann["id"]}',
             )
-        elif findings.thorough and isinstance(mask, dict) and _runs(mask, size) is None:
+        elif findings.thorough and isinstance(mask, dict) and runs_of(mask, size) is None:
             findings.error('masks (RLE) that do not fill their image', f'annotation {ann["id"]}')
     if not findings.errors:
         try:
@@ -140,7 +140,7 @@ def check_coco(
             ):
                 findings.warn('images without a box', image['file_name'])
     _check_repeated(listed, findings)
-    _check_conventions(listed, sizes, findings)
+    check_conventions(listed, sizes, findings)
     folder = dataset.data_prefix.get('img') or ''
     files = [(os.path.join(folder, i['file_name']), sizes[i['id']]) for i in images]
     findings.files = real_paths((file for file, _ in files), findings.thorough)
@@ -330,7 +330,7 @@ def _check_categories(
         )
 
 
-def _runs(mask: Mapping[str, Any], size: tuple[int, int]) -> list[int] | None:
+def runs_of(mask: Mapping[str, Any], size: tuple[int, int]) -> list[int] | None:
     """The runs of a mask in RLE, or None if it does not fill its image of (height, width).
 
     pycocotools reads what is too short without an error. A number of compressed RLE has five bits a
@@ -355,7 +355,7 @@ def _runs(mask: Mapping[str, Any], size: tuple[int, int]) -> list[int] | None:
     return runs if fills else None
 
 
-def _check_conventions(annotations: Sequence[dict], sizes: Sizes, findings: Findings) -> None:
+def check_conventions(annotations: Sequence[dict], sizes: Sizes, findings: Findings) -> None:
     """Reports boxes that are not around their mask, or without one reach beyond their image.
 
     It is an error if most are, or if all boxes without a mask would fit as corners.
@@ -417,7 +417,7 @@ def _bounds(mask: Any, size: tuple[int, int], rle: bool) -> tuple[float, ...] | 
             return None
         xs, ys = ([n for polygon in mask for n in polygon[k::2]] for k in (0, 1))
         return min(xs), min(ys), max(xs), max(ys)
-    runs = _runs(mask, size) if rle and isinstance(mask, dict) else None
+    runs = runs_of(mask, size) if rle and isinstance(mask, dict) else None
     if runs is None:
         return None
     from pycocotools.mask import frPyObjects, toBbox

@@ -144,7 +144,10 @@ def _usable(tree: Tree, reading: Reading) -> tuple[dict[str, Picture], dict[str,
             broken[inner] = f'it is among the {problem}'
         elif all(noted.values()) and noted != size:
             texts = (f'{s["width"]}x{s["height"]}' for s in (noted, size))
-            broken[inner] = 'its size is annotated as {}, and it has {}'.format(*texts)
+            turned = [*noted.values()] == [*size.values()][::-1]
+            broken[inner] = 'its size is annotated as {}, and it has {}{}'.format(
+                *texts, ', turned by EXIF perhaps' if turned else ''
+            )
         picture.image.update(size)
     pictures = {inner: p for inner, p in reading.pictures.items() if inner not in broken}
     broken |= {path: why for path, why in tree.left_out.items() if path.lower().endswith(SUFFIXES)}

@@ -69,17 +69,27 @@ def held_out(
         block = first.setdefault(twins.get(inner, inner), blocks.get(source, source))
         groups[block].append(number)
     counts = Counter(name for names in classes for name in {*names})
-    seen: Counter[object] = Counter()
-    held: Counter[object] = Counter()
-    val: set[str] = set()
-    for block in sorted(groups):
-        members = groups[block]
+    rarest: dict[str, object] = {}
+    for block, members in groups.items():
         present = {name for number in members for name in classes[number]}
-        rarest = min(present, key=lambda name: (counts[name], str(name)), default=None)
-        seen[rarest] += len(members)
-        if held[rarest] + len(members) / 2 <= seen[rarest] / 5:
-            held[rarest] += len(members)
-            val.update(images[number] for number in members)
+        rarest[block] = min(present, key=lambda name: (counts[name], str(name)), default=None)
+    val: set[str] = set()
+    # Of each class a fifth; of classes that are too small for it, a block of every fifth picture.
+    for kinds in (rarest, dict.fromkeys(groups)):
+        if len(val) > len(images) / 10:
+            break
+        left = Counter(rarest.values())
+        seen: Counter[object] = Counter()
+        held: Counter[object] = Counter()
+        val = set()
+        for block in sorted(groups):
+            members, kind = groups[block], kinds[block]
+            seen[kind] += len(members)
+            fits = held[kind] + len(members) / 2 <= seen[kind] / 5
+            if fits and left[rarest[block]] > 1:
+                left[rarest[block]] -= 1
+                held[kind] += len(members)
+                val.update(images[number] for number in members)
     if val or len(images) < 2:
         return val
     # Few pictures: the last group, or where all belong together, the last of them.

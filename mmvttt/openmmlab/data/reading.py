@@ -99,7 +99,8 @@ class Reading:
     @property
     def summary(self) -> str:
         """One line: the evidence for the format, and what is missing."""
-        lacks = self.lacks or ([] if self.pictures else ['no picture is annotated'])
+        faults = [f'{path}: {why}' for path, why in self.broken.items()]
+        lacks = self.lacks or ([] if self.pictures else faults[:1] or ['no picture is annotated'])
         more = f' ({len(lacks)} such faults)' if len(lacks) > 2 else ''
         return '; '.join([self.evidence or 'nothing of it', *lacks[:2]]) + more
 

@@ -61,6 +61,8 @@ class Tree:
         self._parts: dict[str, tuple[str, ...]] = {}
         self._named: dict[str, list[str]] = defaultdict(list)
         self._exact: dict[str, str | None] = {}
+        # Without regard to capitals.
+        self._folded: dict[str, str | None] = {}
         for inner in self.images:
             self._parts[inner] = parts = tuple(normalize('NFC', inner).split('/'))
             for name in {parts[-1], os.path.splitext(parts[-1])[0]}:
@@ -68,6 +70,8 @@ class Tree:
                 where = '/'.join((*parts[:-1], name))
                 # Two pictures of one stem: which of them is meant is not known.
                 self._exact[where] = None if where in self._exact else inner
+            where = '/'.join((*parts[:-1], parts[-1].casefold()))
+            self._folded[where] = None if where in self._folded else inner
         self.folders = {parts[:-1] for parts in self._parts.values()}
         self._part_names = parts_among({name for folder in self.folders for name in folder})
 
@@ -211,7 +215,8 @@ class Tree:
     def _at(self, base: str, path: tuple[str, ...]) -> str | None:
         """The picture at a path in a folder, without its suffix if need be."""
         inner = '/'.join((base, *path) if base else path)
-        return self._exact.get(inner) or self._exact.get(unquote(inner))
+        folded = '/'.join((*inner.split('/')[:-1], path[-1].casefold())) if path else ''
+        return self._exact.get(inner) or self._exact.get(unquote(inner)) or self._folded.get(folded)
 
     def _ending(self, path: tuple[str, ...]) -> dict[str, str | None]:
         """Pictures whose path ends so, by the folder before that; None if there are two in it."""

@@ -6,7 +6,7 @@ import math
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..coco import coco_entries, is_box, is_id, wrong_key
+from ..coco import check_conventions, coco_entries, is_box, is_id, runs_of, wrong_key
 from ..findings import Findings
 from ..reading import Reading
 from ..text_files import read_json
@@ -61,8 +61,10 @@ def _add(tree: Tree, reading: Reading, source: str, content: dict, several: bool
     _complete(tree, entries, files)
     _leave_out(reading, source, entries, files)
     images, annotations, categories = coco_entries(entries, findings)
-    reading.lacks += [f'{source!r}: {text}' for text in findings.errors]
     reading.notes += [f'{source}: {text}' for text in findings.warnings]
+    sizes = {image['id']: (image['height'], image['width']) for image in images}
+    check_conventions(annotations, sizes, findings)
+    reading.lacks += [f'{source!r}: {text}' for text in findings.errors]
     labels = {category['id']: category['name'] for category in categories}
     reading.classes += [name for name in labels.values() if name not in reading.classes]
     objects: dict[Any, list[dict]] = {image['id']: [] for image in images}
@@ -90,6 +92,9 @@ def _name(image: dict) -> str:
 
 def _complete(tree: Tree, entries: dict[str, list[dict]], files: dict[str, str | None]) -> None:
     """Adds what some programs leave out, and what follows from the rest."""
+    for category in entries['categories']:
+        if type(category.get('name')) in (int, float):
+            category['name'] = str(category['name'])
     for image in entries['images']:
         file = files.get(_name(image))
         if file and not (image.get('height') and image.get('width')):
@@ -105,9 +110,14 @@ def _leave_out(
 ) -> None:
     """Takes out images without a file, or with an annotation that cannot be read."""
     broken = {name: 'there is no such picture' for name, file in files.items() if file is None}
-    names = {i['id']: i['file_name'] for i in entries['images'] if not wrong_key('images', i)}
+    whole = [image for image in entries['images'] if not wrong_key('images', image)]
+    names = {image['id']: image['file_name'] for image in whole}
+    sizes = {image['id']: (image['height'], image['width']) for image in whole}
     for entry in entries['annotations']:
         key = wrong_key('annotations', entry)
+        if key is None and (size := sizes.get(entry['image_id'])):
+            mask = entry.get('segmentation')
+            key = 'segmentation' if isinstance(mask, dict) and runs_of(mask, size) is None else key
         if key not in (None, 'id', 'image_id') and (name := names.get(entry['image_id'])):
             broken.setdefault(name, f'{key} of annotation {entry["id"]} is {entry.get(key)!r:.80}')
             reading.left_out[files[name] or name] = 'its annotations cannot be read'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter, defaultdict
@@ -26,6 +27,8 @@ IGNORED = 255
 _MOST = 64
 # Equal neighbours of a label map (.99), not of a photograph (.1 to .6); looked at in a few files.
 _FLAT, _LOOKED_AT, _KINDS = 0.75, 5, 300
+# Pixels of the largest file that is looked at.
+_LARGEST = 180_000_000
 _WORD = re.compile(r'^[A-Za-z]+(?=[_\-. ])|[_\-. ][A-Za-z]\w*?$')
 
 
@@ -122,7 +125,8 @@ def _kinds(tree: Tree) -> tuple[list[str], list[str]]:
     parts = {tree.part(folder) for folder, *_ in merged}
     numbers, colours, photos = [], [], []
     for images in merged.values():
-        looks = [_look(tree.path(inner)) for inner in spread(images, each)]
+        shown = [i for i in spread(images, each) if math.prod(tree.size(i).values()) < _LARGEST]
+        looks = [_look(tree.path(inner)) for inner in shown]
         whole = [look for look in looks if look is not None]
         flat = float(np.median([look.flat for look in whole])) if whole else 0.0
         many = any(len(look.counts) > _MOST for look in whole)

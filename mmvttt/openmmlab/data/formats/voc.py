@@ -41,6 +41,8 @@ def _object(item: Element) -> dict:
     corners = [float(item.findtext(f'bndbox/{s}') or '') for s in _CORNERS]
     if not all(map(math.isfinite, corners)):
         raise ValueError(f'a box is {corners}')
+    if corners[0] > corners[2] or corners[1] > corners[3]:
+        raise ValueError(f'a box ends before it begins: {corners}')
     box = coco_box(name, *corners)
     # An evaluation ignores these, as VOC's does.
     return box | dict(iscrowd=int(item.findtext('difficult', '0').strip() == '1'))

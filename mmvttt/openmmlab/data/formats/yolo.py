@@ -21,6 +21,7 @@ from .names import NAMES, read_names
 # Keys of data.yaml, and of Darknet's obj.data.
 _KEYS = dict(train='train', val='val', valid='val', test='test')
 _POINTS = 'for key points write kpt_shape into data.yaml, which reads their boxes'
+_ADVICE = f'a box has five, without the score or track of a prediction; {_POINTS}'
 
 
 def read(tree: Tree) -> Reading:
@@ -113,7 +114,7 @@ def _rows(text: str, names: dict[int, str], points: bool) -> dict[int, np.ndarra
         if unknown := {*group[:, 0].tolist()} - {*names}:
             raise ValueError(f'class {min(unknown):g} is none of {listed([*names.values()])}')
         if width < 5 or (not points and width != 5 and (width < 7 or width % 2 == 0)):
-            raise ValueError(f'{width} numbers in a line: neither box nor polygon; {_POINTS}')
+            raise ValueError(f'{width} numbers in a line: neither box nor polygon; {_ADVICE}')
         # Key points have a visibility of 2.
         shares = group[:, 1 : 5 if points else None]
         if not (shares.min() >= -0.01 and shares.max() <= 1.01):
