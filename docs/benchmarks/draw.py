@@ -10,8 +10,8 @@ PICTURES = FOLDER.parent / 'pictures'
 # Name, colour, line and offset of the label of each model. Softmax attention is grey.
 LOOKS = {
     'vit3': ('ViT³', '#0072B2', '-', -16),
-    't5': ('T⁵', '#009E73', '-', -4),
-    'vittt': ('Vittt', '#D55E00', '-', 8),
+    't5': ('T⁵', '#009E73', '-', 4),
+    'vittt': ('Vittt', '#D55E00', '-', -10),
     'deit': ('DeiT (softmax)', '#555555', '--', -4),
 }
 
@@ -40,10 +40,10 @@ def latency() -> None:
             label, points[-1], (8, below), textcoords='offset points', color=colour, fontsize=13
         )
     axes.set_title('Linear in the number of pixels, where attention is quadratic', loc='left')
-    axes.set(xlabel='image', ylabel='ms per image', ylim=0, xlim=(0, 1.4))
+    axes.set(ylabel='ms per image', ylim=0, xlim=(0, 1.4))
     axes.set_xticks([0.05, 0.262, 1.075], ['224²', '512²', '800×1344'])
     about = measured[0]
-    figure.text(0.99, 0.01, f'tiny models, {about["device"]}, 2 threads, fp32', ha='right', size=9)
+    axes.set_xlabel(f'tiny models, {about["device"]}, 2 threads, fp32', loc='left', size=10)
     finish(figure, axes, 'latency_cpu.png')
 
 
