@@ -1,4 +1,4 @@
-"""Draws the README's plots from the CSVs beside this file: `python docs/benchmarks/draw.py`."""
+"""Draws plots of README and t5.md from the CSVs here: `python docs/benchmarks/draw.py`."""
 
 import csv
 from pathlib import Path
@@ -47,6 +47,27 @@ def latency() -> None:
     finish(figure, axes, 'latency_cpu.png')
 
 
+def encoders() -> None:
+    measured = rows('encoders_cpu.csv')
+    figure, plots = plt.subplots(1, 2, figsize=(10, 3.8), layout='constrained')
+    for axes, name in zip(plots, ('Depth Anything-S', 'DINOv2-B'), strict=True):
+        for kind, colour, style in (('softmax', '#555555', '--'), ('linear', '#0072B2', '-')):
+            points = [
+                (int(row['height']), float(row['latency_ms']) / 1000)
+                for row in measured if row['line'] == f'{name}, {kind}'
+            ]  # fmt: skip
+            axes.plot(*zip(*points, strict=True), style, color=colour, marker='o', linewidth=2.5)
+            axes.annotate(
+                kind, points[-1], (-8, 8), textcoords='offset points', color=colour, ha='right'
+            )
+        axes.set_title(name, loc='left')
+        axes.set(ylabel='s per image', ylim=0, xlim=(400, 2200))
+        axes.set_xticks([518, 1036, 1554, 2072], ['518²', '1036²', '1554²', '2072²'])
+        axes.spines[['top', 'right']].set_visible(False)
+    plots[0].set_xlabel(f'{measured[0]["device"]}, 2 threads, fp32', loc='left', size=10)
+    figure.savefig(PICTURES / 'encoders_cpu.png', dpi=100)
+
+
 def training() -> None:
     case = dict(mode='train', batch='16', height='800')
     measured = [
@@ -73,4 +94,5 @@ if __name__ == '__main__':
     plt.rc('font', size=12)
     plt.rc('axes', titlesize=15, titleweight='bold')
     latency()
+    encoders()
     training()

@@ -3,11 +3,10 @@
     python tools/dev/encoder_times.py docs/benchmarks/encoders_cpu.csv
 
 The weights are random. Each row is measured in a process of its own, for its peak memory, and takes
-a few seconds to minutes. `--plot` draws the rows of a file that exists.
+a few seconds to minutes. `docs/benchmarks/draw.py` draws them.
 """
 
 import argparse
-import csv
 import json
 import os
 import re
@@ -88,23 +87,12 @@ def in_a_process(*row: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('file')
-    parser.add_argument('--plot')
     args = parser.parse_args()
-    from mmvttt.analysis.benchmark import machine
-    from mmvttt.analysis.complexity import plot
-    from mmvttt.analysis.tables import write_csv
-
-    if args.plot:
-        with open(args.file, encoding='utf-8') as file:
-            drawn: list[dict[str, Any]] = [*csv.DictReader(file)]
-        for row in drawn:
-            row |= dict(height=int(row['height']), width=int(row['width']))
-            row |= {name: float(row[name]) for name in ('latency_ms', 'peak_mib')}
-            row['ours'] = SOFTMAX not in row['line']
-        plot(drawn, args.plot, ['latency_ms', 'peak_mib'])
-        return
     # Children share what is loaded. No computation runs before them.
     import transformers
+
+    from mmvttt.analysis.benchmark import machine
+    from mmvttt.analysis.tables import write_csv
 
     about = machine('cpu') | dict(transformers=transformers.__version__)
     rows: list[dict[str, Any]] = []
