@@ -12,7 +12,7 @@ from shutil import disk_usage
 # `.epoch_3.pth.1234.partial`: hidden, so that no pattern for checkpoints finds it.
 PARTIAL = '.partial'
 # Windows has no such flag.
-NOFOLLOW = getattr(os, 'ONOFOLLOW', 0)
+NOFOLLOW = getattr(os, 'O_NOFOLLOW', 0)
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 import os
 import stat
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from mmvttt.checkpoints import atomic_write
 from mmvttt.checkpoints.atomic_write import write_whole
 
 
@@ -25,3 +27,16 @@ def test_content_then_name_then_folder(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, 'replace', renamed)
     write_whole(tmp_path / 'a', b'1')
     assert order == ['content', 'name', 'folder']
+
+
+@pytest.mark.skipif(not hasattr(os, 'O_NOFOLLOW'), reason='this system has no O_NOFOLLOW')
+def test_a_link_planted_meanwhile_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, planted = tmp_path / 'target', tmp_path / 'planted'
+    target.write_bytes(b'mine')
+    planted.symlink_to(target)
+    monkeypatch.setattr(atomic_write, 'replacing', lambda path: nullcontext(planted))
+    with pytest.raises(OSError, match='symbolic links'):
+        atomic_write.write_whole(tmp_path / 'file', b'theirs')
+    assert target.read_bytes() == b'mine'
