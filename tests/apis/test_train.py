@@ -1,8 +1,10 @@
 """Training, resuming, testing and the options of tools/, on a model that trains in milliseconds."""
 
+import logging
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.fileio import load
 from mmengine.hooks import CheckpointHook
+from mmengine.logging import MMLogger, print_log
 from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
 from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
@@ -19,7 +22,7 @@ from mmvttt.checkpoints.read import read_content
 from mmvttt.cli import plain_errors
 from mmvttt.errors import CheckpointMismatchError, UsageError
 from mmvttt.openmmlab.apis.evaluate import _dump, enable_tta, evaluate, show_predictions
-from mmvttt.openmmlab.apis.train import enable_amp
+from mmvttt.openmmlab.apis.train import enable_amp, off_screen
 from mmvttt.openmmlab.config import load_config, named_entries
 from mmvttt.openmmlab.reliability import AnomalyHook, add_protection
 from mmvttt.openmmlab.tasks import task_for, task_of
@@ -272,3 +275,18 @@ def test_options_that_do_not_fit_the_config(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError):
             call()
+
+
+def test_a_silent_check_leaves_other_threads_their_lines(caplog: pytest.LogCaptureFixture) -> None:
+    logger = MMLogger.get_current_instance()
+    logger.addHandler(caplog.handler)
+    try:
+        with off_screen():
+            print_log('of this thread', 'current', logging.WARNING)
+            other = Thread(target=print_log, args=('of another', 'current', logging.WARNING))
+            other.start()
+            other.join()
+        print_log('afterwards', 'current', logging.WARNING)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert caplog.messages == ['of another', 'afterwards']

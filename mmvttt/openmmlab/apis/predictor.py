@@ -52,7 +52,7 @@ _LABELS = (
 _PACKAGES = ('mmcv', *(task.toolbox for task in TASKS))
 # Boxes of a class in two tiles that share this much of their union are one.
 _SAME = 0.5
-# Numbers of a picture, of which two run at once on a CPU.
+# Fewer values than this, and two images run at once on a CPU.
 _SMALL = 3 * 800 * 800
 # A file, an image of Pillow, or pixels (H, W, channels) or (H, W), uint8, RGB.
 Photo = str | os.PathLike[str] | Image.Image | np.ndarray
@@ -235,7 +235,7 @@ class Predictor:
             for groups in _groups(_groups(prepared, batch, _shape), 2):
                 futures = []
                 if len(groups) > 1 and _gains_from_two(self.model, groups[0]):
-                    twin = twin or _twin(self.model)
+                    twin = _twin(self.model) if twin is None else twin
                     futures.append(pool.submit(step, twin, groups[1]))
                 for number, group in enumerate(groups):
                     first = number == 0 or not futures

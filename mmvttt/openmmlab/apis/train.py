@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 from mmengine import optim
@@ -91,15 +92,23 @@ class SilentRunner(QuietRunner):
 @contextmanager
 def off_screen(silent: bool = True) -> Iterator[None]:
     """Keeps what is logged without a run from the screen, for a report that has it to itself."""
-    loggers = [logging.getLogger('mmvttt'), MMLogger.get_current_instance()] if silent else []
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    if not silent:
+        yield
+        return
+    library, current = logging.getLogger('mmvttt'), MMLogger.get_current_instance()
+    level, thread = library.level, get_ident()
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        # The current logger may be that of a run in another thread.
+        return record.thread != thread or record.levelno >= logging.ERROR
+
+    library.setLevel(logging.ERROR)
+    current.addFilter(is_shown)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        library.setLevel(level)
+        current.removeFilter(is_shown)
 
 
 class SummaryHook(Hook):

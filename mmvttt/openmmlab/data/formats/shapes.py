@@ -17,7 +17,7 @@ from ..write_coco import coco_box
 # Label Studio puts eight digits before the name of an uploaded file.
 _UPLOADED = re.compile(r'^[0-9a-f]{8}-')
 _LABELS = 'rectanglelabels', 'polygonlabels'
-# labelme's name for what is no object of any class.
+# labelme's label for regions without a class.
 _IGNORED = '__ignore__'
 # Errors of values that are not what the format says.
 _FAULTS = AttributeError, LookupError, TypeError, ValueError
