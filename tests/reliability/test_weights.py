@@ -80,11 +80,14 @@ def test_missing_weights_stop_a_training_before_it_builds_anything(
     assert run('train', cfg_options=options).iter == 4
 
 
-def test_the_checkpoint_of_a_whole_model_is_compared_with_it(run: Callable) -> None:
+@pytest.mark.parametrize('resume', [None, 'auto'])
+def test_the_checkpoint_of_a_whole_model_is_compared_with_it(
+    run: Callable, resume: str | None
+) -> None:
     torch.save({'other': torch.ones(3)}, 'other.pth')
     options = {'model.init_cfg': dict(type='Pretrained', checkpoint='other.pth')}
     with pytest.raises(CheckpointMismatchError):
-        run('train', cfg_options=options)
+        run('train', cfg_options=options, resume=resume)
 
 
 class Heads(nn.Module):

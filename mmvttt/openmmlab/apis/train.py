@@ -264,7 +264,8 @@ def train(
     with named_entries(cfg):
         with off_screen(silent):
             start = protect_config(cfg, plain=plain)
-        if start.checkpoint is None and weights is not None:
+        weights = weights or cfg.get('load_from')
+        if start.checkpoint is None and cfg.get('resume') and weights is not None:
             # Nothing to resume: the training begins where it would without --resume.
             cfg.resume, cfg.load_from = False, existing(weights)
         runner = build_runner(cfg, silent)
