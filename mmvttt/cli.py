@@ -186,12 +186,13 @@ _DISK = {
 
 
 @contextmanager
-def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
+def plain_errors(launcher: str = 'pytorch', stopped: str = 'stopped') -> Iterator[None]:
     """Turns errors of mmvttt's own checks into their message on stderr and exit status 1.
 
-    Other errors keep their traceback. Ranks get the same error, and one of each node prints it;
-    with `launcher='none'` each process.
+    Other errors keep their traceback. Ctrl-C says `stopped`, with status 130. Ranks get the same
+    error, and one of each node prints it; with `launcher='none'` each process.
     """
+    status = 1
     try:
         yield
         # Not at the end of the process, where nothing can catch a BrokenPipeError.
@@ -202,6 +203,8 @@ def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
         if message.startswith('Caught '):
             message = message.splitlines()[-1].partition('Error: ')[2]
         message = one_line(message, 10_000) + _flags(getattr(error, 'arguments', ()))
+    except KeyboardInterrupt:
+        message, status = stopped, 130
     except ModuleNotFoundError as error:
         from .distributions import missing
 
@@ -220,8 +223,8 @@ def plain_errors(launcher: str = 'pytorch') -> Iterator[None]:
     else:
         return
     if launcher == 'none' or os.environ.get('LOCAL_RANK', '0') == '0':
-        print(f'error: {message}', file=sys.stderr)
-    raise SystemExit(1) from None
+        print(f'error: {message}' if status == 1 else message, file=sys.stderr)
+    raise SystemExit(status) from None
 
 
 def _reader_left() -> bool:

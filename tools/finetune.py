@@ -36,7 +36,7 @@ def main() -> None:
     options = vars(parser.parse_args())
     # Warnings of the toolboxes for authors of configs.
     warnings.filterwarnings('ignore', module='mm(engine|cv|det|seg|pretrain)[.]')
-    with cli.plain_errors():
+    with cli.plain_errors(stopped='stopped; the same command resumes it'):
         if options.pop('plan'):
             options.pop('work_dir')
             content = mmvttt.plan(**options)
@@ -47,10 +47,9 @@ def main() -> None:
             return
         try:
             mmvttt.finetune(**options, say=partial(print, flush=True))
-        except (KeyboardInterrupt, SystemExit):
+        except SystemExit:
             # A training that has saved itself ends with status 0, for schedulers.
-            print('stopped; the same command resumes it')
-            raise SystemExit(130) from None
+            raise KeyboardInterrupt from None
 
 
 if __name__ == '__main__':

@@ -17,7 +17,7 @@ def main() -> None:
     help = 'weights to download; none: list all of them'
     parser.add_argument('names', nargs='*', metavar='NAME', help=help)
     names = parser.parse_args().names
-    with cli.plain_errors():
+    with cli.plain_errors(stopped='stopped; the same command continues it'):
         from mmvttt.checkpoints.published import SCHEME, listing, published
 
         rows = [published(name) for name in names]
@@ -27,14 +27,10 @@ def main() -> None:
         # Needs NumPy and Pillow.
         from mmvttt.checkpoints.sources import find_source
 
-        try:
-            for row in rows:
-                source = find_source(f'{SCHEME}{row.name}').intact()
-                by = f' (by {row.authors}, {row.licence})' if row.authors else ''
-                print(one_line(f'{row.name}: {source.files[0]}{by}'))
-        except KeyboardInterrupt:
-            print('stopped; the same command continues it')
-            raise SystemExit(130) from None
+        for row in rows:
+            source = find_source(f'{SCHEME}{row.name}').intact()
+            by = f' (by {row.authors}, {row.licence})' if row.authors else ''
+            print(one_line(f'{row.name}: {source.files[0]}{by}'))
 
 
 if __name__ == '__main__':

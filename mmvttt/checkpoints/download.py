@@ -204,7 +204,7 @@ def _transferred(url: str, path: Path, say: Callable[[str], None]) -> Path:
             if failures >= _TRIES or (code < 500 and code not in (408, 425, 429)):
                 raise
             seconds = _retry_after(error) or failures
-            _log.info('%s: %s; trying again in %.0f s', without_secrets(url), error, seconds)
+            _log.warning('%s: %s; trying again in %.0f s', without_secrets(url), error, seconds)
             time.sleep(seconds)
 
 
@@ -283,7 +283,8 @@ def _written(answer: HTTPResponse, partial: Path, start: int, say: Callable[[str
     with open(os.open(partial, flags, 0o666), 'wb') as file, bar:
         file.truncate(start)
         file.seek(start)
-        while piece := answer.read(_PIECE):
+        # What has come, so that a stop keeps it.
+        while piece := answer.read1(_PIECE):
             file.write(piece)
             bar.update(len(piece))
             seconds, come = time.monotonic() - begin, file.tell() - start

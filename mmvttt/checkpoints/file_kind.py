@@ -11,7 +11,7 @@ from typing import IO
 SAFETENSORS, ARCHIVE, PICKLE = 'a file of safetensors', 'a file of torch', 'a pickle'
 # Beginnings of other files. Comments may come before a page's first tag.
 _OTHERS = (
-    ('a pointer of Git LFS, and the file itself was not fetched', rb'version https://git-lfs'),
+    ('a pointer of Git LFS instead of the file', rb'version https://git-lfs'),
     ('a compressed file of gzip', rb'\x1f\x8b'),
     ('a web page', rb'\s*(<!--.*?-->\s*)*<[!?a-zA-Z]'),
     ('JSON', rb'\s*[\[{]'),

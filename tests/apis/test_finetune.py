@@ -278,7 +278,7 @@ def test_ctrl_c_ends_with_one_line(
     monkeypatch.setattr('sys.argv', ['finetune.py', 'photos'])
     with pytest.raises(SystemExit, match='130'):
         runpy.run_path(str(Path(__file__).parents[2] / 'tools/finetune.py'), run_name='__main__')
-    assert capsys.readouterr().out == 'stopped; the same command resumes it\n'
+    assert capsys.readouterr().err == 'stopped; the same command resumes it\n'
 
 
 def test_a_printed_plan_is_json_without_control_characters(

@@ -25,9 +25,9 @@ from mmvttt.errors import CheckpointMismatchError, DataError, UsageError
 from mmvttt.openmmlab.apis.predict import drawings, find_images, predict_files
 from mmvttt.openmmlab.apis.predictor import Predictor, _twin, open_model
 from mmvttt.openmmlab.config import config_root
-from mmvttt.openmmlab.tasks import task_for
+from mmvttt.openmmlab.tasks import lettering, task_for
 from mmvttt.openmmlab.tasks.lettering import font_for
-from mmvttt.openmmlab.tasks.prediction import Prediction
+from mmvttt.openmmlab.tasks.prediction import Classes, Prediction
 
 from ..configs.reduced import build, reduce_model, reduced, save_random
 
@@ -208,7 +208,7 @@ def test_colours_that_are_none_are_not_drawn(palette: Any) -> None:
     assert replace(scores, palette=[[1, 2, 3]] * 2).colours().tolist() == [[1, 2, 3]] * 2
 
 
-def test_names_in_any_script_are_told_apart() -> None:
+def test_names_in_any_script_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn(name: str) -> bytes:
         return replace(prediction(), classes=[name, name]).draw().tobytes()
 
@@ -217,8 +217,17 @@ def test_names_in_any_script_are_told_apart() -> None:
         warnings.simplefilter('ignore')
         assert all(drawn(a) != drawn(b) for a, b in pairs)
     # Letters that no font has.
+    monkeypatch.setattr(lettering, '_files', list)
     with pytest.warns(UserWarning, match='Noto'):
-        assert font_for('a\u0378', 12)[0] == 'a<0378>'
+        assert font_for('a行x', 12)[0] == 'a<884C>x'
+
+
+@pytest.mark.parametrize('name', ['cat\x1b]0;title\x07', 'dog\nerror: x', 'c1\x9b2J', '\u202egnp'])
+def test_a_name_from_outside_is_shown_on_one_line(name: str) -> None:
+    for kind in (prediction(), Classes(np.zeros((40, 60, 3), np.uint8), 'ab', np.ones(2))):
+        strange = replace(kind, classes=[name, name])
+        assert strange.draw().any()
+        assert repr(strange).isprintable()
 
 
 def test_a_table_has_its_columns_and_a_row_for_each_image(tmp_path: Path) -> None:

@@ -49,6 +49,12 @@ def test_a_command_to_paste_is_one_of_words() -> None:
     assert '\x1b' not in command('\x1b]0;')
 
 
+def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit, match='130'), plain_errors(stopped='stopped; again'):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == 'stopped; again\n'
+
+
 STRANGE = 'cat\x1b]0;title\x07\nerror: the disk is full'
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from PIL import ImageFont
 
+from mmvttt.text import one_line
+
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 _FOLDERS = {
     'win32': ['C:/Windows/Fonts'],
@@ -21,10 +23,11 @@ _FOLDERS = {
 
 @lru_cache(256)
 def font_for(text: str, size: int) -> tuple[str, Font]:
-    """A text as it can be written, and a font of that size which has all of its letters.
+    """A text as it can be written on one line, and a font of that size with all of its letters.
 
     Letters that no font has are written by their code points, `<884C>`, with a warning.
     """
+    text = one_line(text)
     first = ImageFont.load_default(size)
     if not (lacking := _lacking(first, text)):
         return text, first

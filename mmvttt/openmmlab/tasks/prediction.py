@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from mmvttt.distributions import require
+from mmvttt.text import one_line
 
 from .lettering import font_for
 
@@ -96,7 +97,7 @@ class Boxes(Prediction):
     def __repr__(self) -> str:
         scores: dict[str, list[str]] = {}
         for label, score in zip(self.labels, self.scores, strict=True):
-            scores.setdefault(self.classes[label], []).append(f'{score:.2f}'.lstrip('0'))
+            scores.setdefault(one_line(self.classes[label]), []).append(f'{score:.2f}'.lstrip('0'))
         return (
             '; '.join(
                 f'{len(s)} {name}{"s" * (len(s) > 1 and name[-1:] != "s")}: {", ".join(s)}'
@@ -136,7 +137,9 @@ class _Ranked(Prediction):
     digits: ClassVar[str]
 
     def __repr__(self) -> str:
-        return '; '.join(f'{self.classes[i]} {x:{self.digits}}' for i, x in self._ranked())
+        return '; '.join(
+            f'{one_line(self.classes[i])} {x:{self.digits}}' for i, x in self._ranked()
+        )
 
     def _rows(self) -> Iterator[tuple[Any, ...]]:
         return ((self.classes[i], float(x)) for i, x in self._ranked())
