@@ -127,6 +127,28 @@ def backward(grads: Grads, args: Args, kept: Args) -> tuple[Tensor, ...]:
     return *features[:3], deta, dw0, *features[3:], dtoken_scale
 
 
+def sums_of_many(args: Args) -> tuple[Tensor, Tensor]:
+    """Sums of more images than `backward_sums` adds in two turns of its loop, and torch's sums.
+
+    The kernel is the one of the call. The numbers are integers, whose sums are exact.
+    """
+    _, plan = _prepared(args)
+    dim, size, has_scale = plan.shape[-1], args.mini_batch_size, args.token_scale is not None
+    images = 2 * 4096 // dim + 1
+    shape, strides = (images, 1, 1, 1, dim), ((dim,) * 4 + (1,),) * 3
+    plan = _plan(shape, strides, args.q.dtype, args.q.device, 'f', plan.width, size, has_scale)
+    parts = torch.randint(-8, 9, (plan.parts,), device=args.q.device).to(args.eta.dtype)
+    rows = (dim + 1) * dim
+    exact = parts[-images * rows :].view(images, dim + 1, dim).sum(0)
+    norm = parts[: 4 * images * dim].view(2, 2 * images, dim).sum(1)
+    scale = parts[4 * images * dim :][: images * size].view(images, size).sum(0)
+    totals = *exact.new_empty(1, dim, dim), *exact.new_empty(3, dim), exact.new_empty(size)
+    with _launch.on(args.q):
+        plan.backward_sums(parts=parts, totals=totals[: 4 + has_scale])
+    found = torch.cat([x.flatten() for x in totals[: 4 + has_scale]])
+    return found, torch.cat([x.flatten() for x in (exact, norm, scale)[: 2 + has_scale]])
+
+
 def _prepared(args: Args) -> tuple[Inputs, '_Plan']:
     """The inputs as the kernels read them, features dense and padded to `DIMS`, and the plan."""
     inputs, (directions, size, _) = parts(args)
@@ -169,7 +191,7 @@ class _Plan:
         size: int,
         has_scale: bool,
     ) -> None:
-        self.shape = tuple(shape)
+        self.shape, self.width = tuple(shape), width
         batch, tokens, scans, heads, dim = shape
         by_scan, self.scans = (batch, scans, heads), batch * scans * heads
         chunks, segment = _launch.cdiv(tokens, size), reference.segment(size)

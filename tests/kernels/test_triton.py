@@ -18,7 +18,8 @@ from op_row import FP16, FP32, FP64, Case
 from ops import OPS, STEPS, inner_gradient, pyramid, scan
 from scans import OP, OP_BACKWARD, call, make
 
-from ttt_kernels import _launch, _op
+from ttt_kernels import _check, _compare, _launch, _op
+from ttt_kernels.ttt_linear import _backward_kernels, kernel
 from ttt_kernels.ttt_linear._backward_kernels import add_rows
 from ttt_kernels.ttt_linear._tiles import dense_scan_of, scan_of, tile_pointers
 
@@ -425,3 +426,19 @@ def test_rows_of_many_images_are_added_in_several_turns(dim, width):
     rows = x.as_strided((groups, splits, width), (step, width, 1))
     torch.testing.assert_close(out[:width], rows.sum((0, 1)), rtol=1e-13, atol=1e-13)
     assert out[width:].isnan().all()
+
+
+@triton.jit
+def add_first_rows(x, groups, step, splits, out, D: tl.constexpr, WIDTH: tl.constexpr):
+    """As `add_rows` without its loop: the rows of its first turn."""
+    add_rows(x, tl.minimum(groups, 4096 // D // splits), step, splits, out, D, WIDTH)
+
+
+@pytest.mark.parametrize('turns', ['all', 'first'])
+def test_the_check_of_three_images_sees_sums_of_many(turns, monkeypatch):
+    if turns == 'first':
+        monkeypatch.setattr(_backward_kernels, 'add_rows', add_first_rows)
+    args = (*make(17, dim=32, batch=3, dtype=FP32).values(), 'fb', 16, 1e-6)
+    record = _op.OPS['ttt_linear']
+    verdict = _compare.compare(record, kernel, [*map(_check.layout, args)], 3, 'cpu')
+    assert verdict.startswith('the sum of many images' if turns == 'first' else _check.AGREES)
