@@ -225,6 +225,27 @@ READ: dict[str, tuple[Files, str, str, int, int]] = {
         'label maps', 'maps', 5, 1,
     ),
     'a class called train': (CLASSES | each(('train/{}.jpg', None)), 'classes', 'classes', 15, 3),
+    'an area that is null': (
+        each(('{}.jpg', None)) | {'a.json': coco(NAMES, area=None)}, 'COCO', 'boxes', 5, 1,
+    ),
+    'colours of CamVid': (
+        each(('a/{}.png', None), ('a_full/{}_L.png', COLOURS))
+        | {'label_colors.txt': '0 0 0\tsoil\n250 50 83\tcrop\n51 221 255\tweed\n'},
+        'label maps', 'maps', 5, 1,
+    ),
+    "labelme's __ignore__, which has no number": (
+        MAPS
+        | {'labels.txt': '__ignore__\nsoil\ncrop\nweed', 'class_names.txt': 'soil\ncrop\nweed'},
+        'label maps', 'maps', 5, 1,
+    ),
+    'a table of other pictures': (
+        each(('train/cat/{}.jpg', None), ('train/dog/{}.jpg', None), ('test/t{}.jpg', None))
+        | {'sample.csv': 't1.jpg,cat\nt2.jpg,cat', 'README.md': '1.jpg 2.jpg'},
+        'classes', 'classes', 10, 2,
+    ),
+    'a list of pictures and their classes': (
+        CLASSES | {'all.txt': 'cat/1.jpg 0\ndog/2.jpg 1\n'}, 'classes', 'classes', 10, 2,
+    ),
     'a run inside': (CLASSES | each(('work_dirs/run/{}.jpg', None)), 'classes', 'classes', 10, 2),
 }  # fmt: skip
 PARTS = 'images', 'masks'
@@ -247,7 +268,8 @@ REFUSED: dict[str, tuple[Files, str]] = {
     ),
     'broken pictures': (YOLO | each(('images/{}.jpg', b'\xff\xd8'), count=2), '2 of 6 pictures'),
     'rotated boxes': (
-        each(('{}.jpg', None), ('{}.xml', VOC.replace('bndbox', 'robndbox'))), 'rotated boxes',
+        each(('{}.jpg', None), ('{}.xml', VOC.replace('bndbox', 'robndbox'))),
+        'no <bndbox> .*only <name>, <robndbox>',
     ),
     'key points without their shape': (
         YOLO | each(('labels/{}.txt', f'{LINE} .3 .3 .7 .7 .2')), 'write kpt_shape',
@@ -290,6 +312,33 @@ REFUSED: dict[str, tuple[Files, str]] = {
         each(('{}.jpg', None)) | {f'{p}.json': coco(NAMES) for p in 'ab'}, 'another file does',
     ),
     'nothing': ({'a.jpg': None, 'list.csv': 'a.jpg a'}, 'no format is that of its 1 pictures'),
+    'a table of stems': (each(('{}.jpg', None)) | {'list.csv': '1,cat'}, "'list.csv' may annotate"),
+    'no picture': ({'a.tfrecord': 'x'}, 'it has no pictures, only 1 × .tfrecord'),
+    'rows of another format': (
+        each(('images/{}.jpg', None), ('annotations/{}.txt', '6,9,12,18,1,4,0,0')),
+        'YOLO .*no label is in its format',
+    ),
+    'a JSON for each picture': (
+        each(('a/img/{}.jpg', None), ('a/ann/{}.jpg.json', '{{}}'))
+        | each(('b/img/{}.jpg', None), ('b/ann/{}.jpg.json', '{{}}')),
+        'has the name of a picture',
+    ),
+    'boxes in a manifest': (
+        CLASSES | {'out.manifest': '"s3://cat/1.jpg" "s3://dog/2.jpg"'}, 'names the pictures',
+    ),
+    'boxes in a text': (
+        CLASSES | {'boxes.txt': 'cat/1.jpg\n1\n6 9 12 18\ndog/2.jpg\n0\n'}, 'names the pictures',
+    ),
+    'parts beside a folder': (
+        {f'{d}/{c}/{c}{i}.jpg': None for d in ('all', 'test', 'train') for c in 'ab' for i in '01'},
+        'are parts of the data',
+    ),
+    'a folder for each picture': (
+        each(('{}_json/img.png', None), ('{}_json/label.png', None)), 'a folder for each picture',
+    ),
+    'depth beside': (
+        each(('rgb_{}.png', None), ('depth_{}.png', None), ('seg_{}.png', NUMBERS)), 'may be of',
+    ),
 }  # fmt: skip
 
 
@@ -398,6 +447,55 @@ def test_opencv_is_the_judge_of_a_tiff(kind: type, tmp_path: Path) -> None:
     path = os.fspath(tmp_path / 'a.tif')
     Image.fromarray(NUMBERS.astype(kind)).save(path)
     assert (read_image(path).problem is None) == (cv2.imread(path) is not None)
+
+
+def test_what_lists_name_and_is_not_there_is_said(tmp_path: Path) -> None:
+    files = each(('JPEGImages/{}.jpg', None), ('Annotations/{}.xml', VOC)) | {
+        'ImageSets/Main/train.txt': '0\n1\n2\n3\n7\n8\n9\n10\n11',
+        'ImageSets/Main/val.txt': '3\n4',
+    }
+    data = read_folder(make(tmp_path / 'voc', files))
+    assert [p.path.stem for p in data.train] == ['0', '1', '2']
+    assert '5 of 9 lines of ImageSets/Main/train.txt name no picture' in data.notes[0]
+    assert '1 pictures are listed to train and to validate' in data.notes[1]
+    lists = {'train.txt': 'images/0.jpg\nimages/1.jpg\nimages/9.jpg', 'val.txt': 'images/2.jpg'}
+    yaml = {'data.yaml': 'train: train.txt\nval: val.txt\nnames: [cat]'}
+    data = read_folder(make(tmp_path / 'yolo', YOLO | lists | yaml))
+    assert '1 of 3 lines of train.txt name no picture' in data.notes[0]
+
+
+def test_a_class_that_is_only_validated_is_said(tmp_path: Path) -> None:
+    files = {
+        f'{part}/{c}/{part}{i}.jpg': None for part in ('train', 'val') for c in 'ab' for i in NAMES
+    }
+    data = read_folder(make(tmp_path, files | {'val/fox/1.jpg': None}))
+    assert 'classes of which no picture is trained, only validated: fox' in data.notes
+
+
+def test_xml_is_read_in_the_encoding_that_it_declares(tmp_path: Path) -> None:
+    """The bytes of this character in GBK are a letter in UTF-8."""
+    head = '<?xml version="1.0" encoding="{}"?>'
+    for encoding, declared in (('gbk', 'gbk'), ('utf-8', 'utf-16'), ('utf-16', 'utf-16')):
+        text = head.format(declared) + VOC.format('').replace('cat', '猫')
+        files = each(('{}.jpg', None)) | {f'{i}.xml': text.encode(encoding) for i in range(6)}
+        assert read_folder(make(tmp_path / encoding, files)).classes == ('猫',)
+
+
+def test_names_of_label_maps_follow_their_numbers(tmp_path: Path) -> None:
+    root = make(tmp_path, MAPS)
+    assert any('no list names the numbers 0 to 2' in note for note in read_folder(root).notes)
+    make(root, {'labels.txt': '__ignore__\nsoil\ncrop\nweed'})
+    data = read_folder(root)
+    assert data.classes == ('soil', 'crop', 'weed')
+    assert not any('no list names' in note for note in data.notes)
+
+
+def test_folders_of_the_same_names_are_said(tmp_path: Path) -> None:
+    """They may be two sides of one picture, such as dark and bright."""
+    text = 'each folder holds files of the same names (0.jpg, 1.jpg, … (6)): '
+    assert any(note.startswith(text) for note in read_folder(make(tmp_path, CLASSES)).notes)
+    os.remove(tmp_path / 'cat/0.jpg')
+    assert not any(note.startswith(text[:20]) for note in read_folder(tmp_path).notes)
 
 
 def test_255_is_no_class_of_a_label_map(tmp_path: Path) -> None:

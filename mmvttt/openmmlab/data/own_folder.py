@@ -25,7 +25,7 @@ from .formats.maps import write_map
 from .parts import held_out, part_of
 from .reading import Picture, Reading
 from .text_files import read_lines
-from .tree import MARK, Tree
+from .tree import MARK, TABLES, Tree
 from .write_coco import coco_json
 
 # The share of pictures that may be left out because they or their labels cannot be read; one may.
@@ -123,8 +123,10 @@ def _chosen(tree: Tree, format: str | None) -> Reading:
             f'no format is that of its {len(tree.images)} pictures ({_suffixes(tree.files)}): '
             'nothing annotates them, and they lie in fewer than two folders'
         ]
-        if lists := tree.naming('.csv', '.tsv', '.json', '.jsonl', '.xml', '.txt'):
-            texts.append(f'{lists[0]!r} names the pictures: export COCO, YOLO or Pascal VOC')
+        if not tree.images:
+            texts = [f'it has no pictures, only {_suffixes(tree.files) or "nothing"}']
+        elif lists := tree.naming(tree.images) or tree.having(*TABLES):
+            texts.append(f'{lists[0]!r} may annotate them: export COCO, YOLO or Pascal VOC')
         if archives := tree.having('.zip', '.tar', '.gz', '.7z', '.rar'):
             texts.append(f'{archives[0]!r} is packed: unpack it')
         texts += [f'{path!r}: {why}' for path, why in [*tree.left_out.items()][:2]]
@@ -184,6 +186,11 @@ def _set_parts(tree: Tree, reading: Reading, pictures: dict[str, Picture]) -> li
         if not val and 'val' not in reading.listed:
             val = {inner for inner, p in pictures.items() if p.part == 'val'} - train
         # Where all that are trained are validated, a part is held out.
+        if train - val and train & val:
+            reading.notes.append(
+                f'{len(train & val)} pictures are listed to train and to validate, and are only '
+                f'validated: {listed(sorted(train & val), 2)}'
+            )
         listing |= dict(train=train - val, val=val) if train - val else dict(train=val, val=set())
         for inner, picture in pictures.items():
             parts = (p for p in ('val', 'train', 'test') if inner in listing.get(p, ()))
@@ -248,9 +255,11 @@ def _lists(tree: Tree, reading: Reading, pictures: dict[str, Picture]) -> dict[s
             continue
         lines = tree.content(source, read_lines) or []
         named = [tree.named(line, pictures, source) for line in lines]
-        if sum(map(bool, named)) > len(named) / 2:
+        # Another text may name a picture by chance.
+        if sum(map(bool, named)) > (0 if 'ImageSets' in folders else len(named) / 2):
             lists[part] |= {inner for inner in named if inner}
             reading.used.add(source)
+            reading.say_missing(source, lines, named)
     return lists
 
 
@@ -272,6 +281,11 @@ def _settle(data: OwnFolder, reading: Reading) -> None:
         present = {p.target for p in pictures}
     if data.task != 'maps':
         classes = [name for name in classes if name in present]
+        learned = {name for p in data.train for name in p.classes}
+        if unseen := [name for name in classes if name not in learned]:
+            data.notes.append(
+                f'classes of which no picture is trained, only validated: {listed(unseen)}'
+            )
     data.classes, data.lookup = tuple(classes), reading.lookup
     if not classes or not data.train or not data.val:
         faults = [f'{path}: {why}' for path, why in reading.broken.items()]

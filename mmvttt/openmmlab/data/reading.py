@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmvttt.errors import DataError
+from mmvttt.text import listed
 
 from .tree import Tree
 
@@ -151,6 +152,14 @@ class Reading:
                     self.add(tree, inner, part, label.objects + more, image=image)
         self.notes += [f'{n} annotations are not read: {k}' for k, n in self.skipped.items() if n]
         self.classes = classes or sorted(self.classes)
+
+    def say_missing(self, source: str, lines: Sequence[str], images: Sequence[Any]) -> None:
+        """Notes how many lines of a list name no picture: those whose `images` are None."""
+        if missing := [line for line, image in zip(lines, images, strict=True) if image is None]:
+            self.notes.append(
+                f'{len(missing)} of {len(lines)} lines of {source} name no picture that is here: '
+                f'{listed(missing, 2)}'
+            )
 
     def repeated(self, inner: str, source: str) -> bool:
         """Whether a picture has annotations already, which the format then lacks a choice of."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any
 from xml.etree import ElementTree
 
@@ -17,10 +18,12 @@ _SMALL, _LARGE = 16 * 2**20, 2**30
 _YAML = 2**20
 _DEPTH = 64
 _ENCODINGS = {b'\xff\xfe': 'utf-16', b'\xfe\xff': 'utf-16'}
+# Programs declare UTF-16 for text that they then write in UTF-8.
+_DECLARED = re.compile(rb'<\?xml[^>]*encoding=["\']((?!utf)[\w.-]+)', re.IGNORECASE)
 
 
 def read_text(path: str | os.PathLike[str], largest: int = _SMALL) -> str:
-    """The text of a file in UTF-8 or, with a byte order mark, UTF-16.
+    """The text of a file in UTF-8, with a byte order mark UTF-16, or as its XML declares.
 
     Raises:
         DataError: It cannot be opened, has more than `largest` bytes, or is not text.
@@ -30,8 +33,10 @@ def read_text(path: str | os.PathLike[str], largest: int = _SMALL) -> str:
             content = file.read(largest + 1)
         if len(content) > largest:
             raise DataError(f'{os.fspath(path)!r} has more than {largest} bytes')
-        return content.decode(_ENCODINGS.get(content[:2], 'utf-8-sig'))
-    except (OSError, UnicodeDecodeError) as error:
+        declared = _DECLARED.match(content)
+        encoding = declared[1].decode() if declared else 'utf-8-sig'
+        return content.decode(_ENCODINGS.get(content[:2], encoding))
+    except (OSError, UnicodeError, LookupError) as error:
         raise DataError(f'{os.fspath(path)!r} is not text in UTF-8 ({error})') from error
 
 

@@ -30,6 +30,9 @@ _TEXTS = (
     *('.txt', '.json', '.xml', '.yaml', '.yml', '.csv', '.md', '.names', '.data', '.labels'),
     '.zip',
 )
+# Files that may annotate pictures, and that speak of them.
+TABLES = ('.csv', '.tsv', '.json', '.jsonl', '.xml', '.mat', '.npy', '.npz')
+_DOCUMENTS = ('.md', '.rst', '.html', '.htm', '.ipynb', '.py')
 _MAGIC = b'\xff\xd8\xff', b'\x89PNG\r\n', b'BM', b'II*\0', b'MM\0*', b'GIF8', b'RIFF'
 # Names of folders of pictures, beside folders of annotations.
 _IMAGES = 'images', 'jpegimages', 'image', 'imgs', 'img'
@@ -154,13 +157,15 @@ class Tree:
         """The files whose names end so."""
         return [inner for inner in self.files if inner.lower().endswith(suffixes)]
 
-    def naming(self, *suffixes: str) -> list[str]:
-        """The text files that name several pictures, in their first 64 KiB."""
-        sources = []
-        for source in self.having(*suffixes):
+    def naming(self, images: Iterable[str]) -> list[str]:
+        """The files that name several of some pictures, in their first 64 KiB."""
+        names, sources = {self._parts[inner][-1] for inner in images}, []
+        for source in self.files:
+            if self.is_image(source) or source.lower().endswith(_DOCUMENTS):
+                continue
             with open(self.path(source), 'rb') as file:
                 words = re.split(r'[\s"\',;:<>/|]+', file.read(2**16).decode(errors='replace'))
-            if sum(word in self._named for word in {*words} if '.' in word) > 1:
+            if len(names & {*words}) > 1:
                 sources.append(source)
         return sources
 

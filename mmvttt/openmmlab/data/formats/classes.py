@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
+from collections.abc import Collection
 
 from mmvttt.text import listed
 
 from ..reading import Reading
-from ..tree import Tree, common_start
+from ..text_files import read_lines
+from ..tree import TABLES, Tree, common_start
 
 # Names of folders beside others of the same pictures, which no tool gives to a class.
 _ROLES = {
@@ -46,13 +49,51 @@ def read(tree: Tree) -> Reading:
         return reading
     reading.classes = sorted(folders)
     reading.evidence = f'{len(folders)} folders of pictures'
-    reading.doubts = _doubts(tree, folders)
+    reading.doubts = _doubts(tree, folders) + _annotating(tree, reading.pictures)
+    alike: dict[str, set[str]] = defaultdict(set)
+    for inner, picture in reading.pictures.items():
+        alike[picture.target].add(inner.rpartition('/')[2])
+    first, *others = alike.values()
+    if len(first) > 1 and all(names == first for names in others):
+        text = f'each folder holds files of the same names ({listed(sorted(first), 2)})'
+        if any(any(map(str.isdigit, name)) for name in first):
+            reading.notes.append(f'{text}: are they of the same pictures?')
+        else:
+            reading.doubts.append(f'{text}: a folder for each picture')
     return reading
 
 
-def _doubts(tree: Tree, folders: dict[str, set[str]]) -> list[str]:
-    """What speaks against classes, whose inner folders are given."""
+def _annotating(tree: Tree, pictures: Collection[str]) -> list[str]:
+    """What may annotate the pictures of class folders."""
     doubts = []
+    for source in tree.naming(pictures):
+        # A list has a picture and a class in each line.
+        lines = tree.content(source, read_lines) if source.lower().endswith('.txt') else None
+        if not lines or any(len(line.rpartition('/')[2].split()) > 2 for line in lines):
+            doubts.append(f'{source!r} names the pictures, and may annotate them')
+    stems = {text for inner in pictures for text in _names(inner)}
+    beside = [s for s in tree.having('.txt', *TABLES) if _names(s)[1] in stems]
+    if len(beside) > 1:
+        doubts.append(f'{beside[0]!r} has the name of a picture, and may annotate it')
+    if unread := [source for source in tree.left_out if source.endswith(('.json', '.xml'))]:
+        doubts.append(f'{unread[0]!r}, which may annotate the pictures, cannot be read')
+    return doubts
+
+
+def _names(inner: str) -> tuple[str, str]:
+    """The name of a file, and without its suffix."""
+    name = inner.rpartition('/')[2]
+    return name, os.path.splitext(name)[0]
+
+
+def _doubts(tree: Tree, folders: dict[str, set[str]]) -> list[str]:
+    """What in their names speaks against classes, whose inner folders are given."""
+    doubts = []
+    if len({tree.part(name) for name in folders} - {''}) > 1:
+        doubts.append(
+            f'some of {listed(sorted(folders), 4)} are parts of the data: give the folder that '
+            'has only these'
+        )
     if roles := [name for name in sorted(folders) if name.lower() in _ROLES]:
         doubts.append(f'the folder {roles[0]!r} is hardly a class')
     deep = [name for name, inner in folders.items() if len(inner) > 1 and '' not in inner]
@@ -64,8 +105,4 @@ def _doubts(tree: Tree, folders: dict[str, set[str]]) -> list[str]:
     below = {name for inner in folders.values() for path in inner for name in path.split('/')}
     if len(roles := sorted(name for name in below if name.lower() in _ROLES)) > 1:
         doubts.append(f'its folders hold {listed(roles)}, of the same pictures')
-    if lists := tree.naming('.csv', '.tsv', '.json', '.jsonl', '.xml'):
-        doubts.append(f'{lists[0]!r} names the pictures, and may annotate them')
-    if unread := [source for source in tree.left_out if source.endswith(('.json', '.xml'))]:
-        doubts.append(f'{unread[0]!r}, which may annotate the pictures, cannot be read')
     return doubts

@@ -102,7 +102,8 @@ def _complete(tree: Tree, entries: dict[str, list[dict]], files: dict[str, str |
     for number, entry in enumerate(entries['annotations'], 1):
         box: Any = entry.get('bbox')
         entry.setdefault('id', number)
-        entry.setdefault('area', math.prod(box[2:]) if is_box(box) else 0)
+        if entry.get('area') is None:
+            entry['area'] = math.prod(box[2:]) if is_box(box) else 0
 
 
 def _leave_out(

@@ -19,6 +19,7 @@ from mmvttt.text import listed
 
 from ..images import decoded, spread
 from ..reading import Reading
+from ..text_files import read_lines
 from ..tree import Tree, common_start
 from .names import read_names
 
@@ -29,6 +30,10 @@ _MOST = 64
 _FLAT, _LOOKED_AT, _KINDS = 0.75, 5, 300
 # Pixels of the largest file that is looked at.
 _LARGEST = 180_000_000
+# CamVid's label_colors.txt; CVAT's labelmap.txt, and tables of name, red, green and blue.
+_THREE = r'(\d+)\s*[,\s]\s*(\d+)\s*[,\s]\s*(\d+)'
+_COLOUR = re.compile(rf'{_THREE}\s*[,\s]\s*(\D.*)$|(.+?)\s*[:,]\s*{_THREE}\s*(:.*)?$')
+_FIRST = re.compile(r'^[A-Za-z]+[_\-. ]')
 _WORD = re.compile(r'^[A-Za-z]+(?=[_\-. ])|[_\-. ][A-Za-z]\w*?$')
 
 
@@ -154,7 +159,8 @@ def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> 
     starts = [_shared_ending([names[i][::-1] for i in images])[::-1] for images in (photos, maps)]
     for inner in photos:
         name = names[inner]
-        for text in {name, name.removesuffix(ending), name.removeprefix(starts[0])}:
+        cut = name.removesuffix(ending), name.removeprefix(starts[0]), _FIRST.sub('', name)
+        for text in {name, *cut}:
             cores[text].append(inner)
     options: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     tree.facts([*photos, *maps])
@@ -162,7 +168,7 @@ def _pairs(tree: Tree, reading: Reading, photos: list[str], maps: list[str]) -> 
         # The whole name, or without its last words, or without the first ones of all maps.
         name = names[source]
         cuts = [name[: match.start()] for match in re.finditer(r'[_\-. ]', name)]
-        texts = (name, *cuts[::-1], name.removeprefix(starts[1]))
+        texts = (name, *cuts[::-1], name.removeprefix(starts[1]), _FIRST.sub('', name))
         core = next((text for text in texts if text in cores), None)
         if core is None:
             continue
@@ -213,9 +219,11 @@ def _name(
     """Finds the names of the numbers or colours, which must be fewer than a picture's greys."""
     lines = read_names(tree, reading)
     reading.named = bool(lines)
-    # CVAT's labelmap.txt, and tables of name, red, green and blue.
-    rows = [re.match(r'(.+?)\s*[:,]\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*(:.*)?$', x) for x in lines]
-    table = {row[1]: [int(row[n]) for n in (2, 3, 4)] for row in rows if row}
+    table = _colours(lines)
+    for source in tree.having('.txt', '.csv') if coloured and not table else ():
+        if table := _colours(tree.content(source, read_lines) or []):
+            reading.used.add(source)
+            break
     names = [*table] or [line for line in lines if not line.startswith('#')]
     colours = [(r << 16) + (g << 8) + b for r, g, b in table.values()]
     if coloured:
@@ -255,7 +263,20 @@ def _name(
             f'{len(numbers)} numbers from {min(numbers)} to {most} are rather levels of grey than '
             'numbers of classes (0, 1, …): write these, or name all in classes.txt'
         )
+    if not names:
+        reading.notes.append(
+            f'no list names the numbers 0 to {most} of the maps: write it into classes.txt. They '
+            'are learned as classes, which numbers of single objects (instances) are not'
+        )
     reading.classes = names + [f'class {n}' for n in range(len(names), most + 1)]
+
+
+def _colours(lines: list[str]) -> dict[str, list[int]]:
+    """Names and colours in a text that has nothing else, but for a head and comments."""
+    rows = [row for row in map(_COLOUR.match, lines) if row]
+    if len(rows) < len([line for line in lines if not line.startswith('#')]) - 1:
+        return {}
+    return {row[4] or row[5]: [int(row[n] or row[n + 5]) for n in (1, 2, 3)] for row in rows}
 
 
 def write_map(source: Path, target: Path, lookup: dict[Any, int]) -> None:

@@ -24,7 +24,8 @@ def read_names(tree: Tree, reading: Reading) -> list[str]:
             # Roboflow's table.
             lines = [line.partition(',')[2].strip() for line in lines[1:]]
         reading.used.add(source)
-        lists[source] = lines
+        # labelme's class -1.
+        lists[source] = lines[1:] if lines[:1] == ['__ignore__'] else lines
     if len({*map(tuple, lists.values())}) > 1:
         reading.lacks.append(f'{" and ".join(map(repr, [*lists][:3]))} differ: move one')
     return next(iter(lists.values()), [])

@@ -37,7 +37,8 @@ def _object(item: Element) -> dict:
     if not (name := item.findtext('name', '').strip()):
         raise ValueError('an object has no <name>')
     if item.find('bndbox') is None:
-        raise ValueError('an object has no <bndbox>: rotated boxes are not read')
+        tags = ', '.join(f'<{child.tag}>' for child in item)
+        raise ValueError(f'an object has no <bndbox> (upright box), only {tags:.200}')
     corners = [float(item.findtext(f'bndbox/{s}') or '') for s in _CORNERS]
     if not all(map(math.isfinite, corners)):
         raise ValueError(f'a box is {corners}')

@@ -36,37 +36,37 @@ def read(tree: Tree) -> Reading:
     if not labels:
         return reading
     reading.evidence = f'{len(labels)} label files'
-    names: Any = None
+    given: Any = None
     shape = None
     for source in tree.having('.yaml', '.yml'):
         content = tree.content(source, read_yaml)
         if isinstance(content, dict) and content.get('names'):
             reading.used.add(source)
-            if names not in (None, content['names']):
+            if given not in (None, content['names']):
                 reading.lacks.append(f'{source!r} has other names than another YAML: move one')
-            names, shape = content['names'], content.get('kpt_shape')
+            given, shape = content['names'], content.get('kpt_shape')
             _follow(tree, reading, source, content)
     for source in tree.having('.data'):
         rows = (line.partition('=')[::2] for line in tree.content(source, read_lines) or ())
         _follow(tree, reading, source, {k.strip(): v.strip() for k, v in rows})
-    names = names or read_names(tree, reading)
-    names = [names] if isinstance(names, str) else names
-    try:
-        pairs = names.items() if isinstance(names, dict) else enumerate(names)
-        names = {int(number): name for number, name in pairs}
-    except (TypeError, ValueError):
-        names = {}
-    if not all(isinstance(name, str) and name for name in names.values()):
-        names = {}
+    names = _numbered(given or read_names(tree, reading))
     if twice := [name for name, count in Counter(names.values()).items() if count > 1]:
         reading.lacks.append(f'several classes have the name {twice[0]!r}')
-    if not names:
-        reading.lacks += [w for s, w in tree.left_out.items() if s.endswith(('.yaml', '.yml'))]
-        reading.lacks.append('no names of the classes: write them into classes.txt, one a line')
-        return reading
     reading.classes = list(names.values())
     _read_labels(tree, reading, labels, names, shape)
     return reading
+
+
+def _numbered(names: Any) -> dict[int, str]:
+    """The names of a list, or of a dict of numbers; empty if it is neither."""
+    names = [names] if isinstance(names, str) else names
+    try:
+        pairs = names.items() if isinstance(names, dict) else enumerate(names)
+        numbered = {int(number): name for number, name in pairs}
+    except (TypeError, ValueError):
+        return {}
+    whole = all(isinstance(name, str) and name for name in numbered.values())
+    return numbered if whole else {}
 
 
 def _read_labels(
@@ -84,6 +84,15 @@ def _read_labels(
         except (DataError, ValueError) as error:
             label.fault = str(error)
         entries.append(label)
+    if not names:
+        reading.lacks += [w for s, w in tree.left_out.items() if s.endswith(('.yaml', '.yml'))]
+    if all(label.fault for label in entries):
+        label = entries[0]
+        reading.lacks.append(f'no label is in its format ({label.source!r}: {label.fault})')
+    elif not names:
+        reading.lacks.append('no names of the classes: write them into classes.txt, one a line')
+    if reading.lacks:
+        return
     reading.pair(tree, entries, 'label files')
     # A picture of a listed folder without a label file has no object; others are not annotated.
     listed = {inner for part in reading.listed.values() for inner in part}
@@ -98,20 +107,20 @@ def _read_labels(
         )
     elif len(widths) == 1 and max(widths) > 9 and widths.total() > 9:
         reading.lacks.append(f'each line has {max(widths)} numbers: {_POINTS}')
-    if entries and all(label.fault for label in entries):
-        label = entries[0]
-        reading.lacks.append(f'no label is in its format ({label.source!r}: {label.fault})')
 
 
 def _rows(text: str, names: dict[int, str], points: bool) -> dict[int, np.ndarray]:
-    """The numbers of a label's lines, by how many a line has; raises ValueError."""
+    """The numbers of a label's lines, by how many a line has; raises ValueError.
+
+    Without `names` the class may be any.
+    """
     lines: dict[int, list[list[str]]] = defaultdict(list)
     for line in text.split('\n'):
         if numbers := line.split():
             lines[len(numbers)].append(numbers)
     rows = {width: np.array(group, float) for width, group in lines.items()}
     for width, group in rows.items():
-        if unknown := {*group[:, 0].tolist()} - {*names}:
+        if names and (unknown := {*group[:, 0].tolist()} - {*names}):
             raise ValueError(f'class {min(unknown):g} is none of {listed([*names.values()])}')
         if width < 5 or (not points and width != 5 and (width < 7 or width % 2 == 0)):
             raise ValueError(f'{width} numbers in a line: neither box nor polygon; {_ADVICE}')
@@ -166,6 +175,7 @@ def _images_of(tree: Tree, reading: Reading, entry: str, folder: str) -> set[str
     if not inner.endswith('.txt') or inner in reading.used:
         return set()
     reading.used.add(inner)
-    lines = tree.content(inner, read_lines) or ()
-    images = (_images_of(tree, reading, line, inner.rpartition('/')[0]) for line in lines)
+    lines = tree.content(inner, read_lines) or []
+    images = [_images_of(tree, reading, line, inner.rpartition('/')[0]) for line in lines]
+    reading.say_missing(inner, lines, images)
     return set().union(*filter(None, images))
