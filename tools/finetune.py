@@ -8,6 +8,7 @@ example: mmvttt finetune photos
 """
 
 import json
+import sys
 import warnings
 from functools import partial
 
@@ -39,7 +40,7 @@ def main() -> None:
     with cli.plain_errors(stopped='stopped; the same command resumes it'):
         if options.pop('plan'):
             options.pop('work_dir')
-            content = mmvttt.plan(**options)
+            content = mmvttt.plan(**options, say=partial(print, file=sys.stderr, flush=True))
             content['pictures'] = len(content['pictures'])
             text = json.dumps(content, indent=1, ensure_ascii=False)
             # Letters of any script, and no control characters.

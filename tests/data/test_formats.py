@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from mmvttt.errors import DataError
+from mmvttt.openmmlab.data import formats, tree
 from mmvttt.openmmlab.data.dataset_config import DatasetConfig
 from mmvttt.openmmlab.data.dropped import dropped_objects
 from mmvttt.openmmlab.data.images import read_image
@@ -387,6 +388,19 @@ def test_a_zip_file_is_a_folder(tmp_path: Path) -> None:
     data = read_folder(tmp_path / 'set.zip', work_dir=tmp_path / 'work')
     assert (data.format, len(data.train)) == ('YOLO', 5)
     assert not (tmp_path / 'outside.txt').exists()
+
+
+def test_what_takes_seconds_is_said_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree, '_LARGE', 100)
+    for module in (tree, formats.coco):
+        monkeypatch.setattr(module, '_MANY', 5)
+    content = coco([f'{i}.jpg' for i in range(12)])
+    root, lines = make(tmp_path, each(('{}.jpg', None), count=12) | {'a.json': content}), []
+    read_folder(root, say=lines.append)
+    # Five have been opened to see whether they are label maps.
+    assert lines == ['  reads a.json, 0 MB', '  checks 12 annotations', '  opens 7 pictures']
 
 
 def test_names_that_a_list_cannot_hold_are_left_out(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def finetune(
     request = Request(start, minutes, steps, format)
     out, own, begin = _folder(root, out, request)
     check_new_folder(out)
-    data = read_folder(root, format, work_dir=out)
+    data = read_folder(root, format, work_dir=out, say=say)
     out.mkdir(parents=True, exist_ok=True)
     say = _recorded(out / _LINES, say)
     say(

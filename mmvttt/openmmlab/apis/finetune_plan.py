@@ -89,7 +89,7 @@ def plan(
         DataError: The folder is in none of the formats, or has errors.
         UsageError: `start` is a model of another task.
     """
-    data = read_folder(Path(folder).expanduser().resolve(), format)
+    data = read_folder(Path(folder).expanduser().resolve(), format, say=say)
     request = Request(start, minutes, steps, format)
     with off_screen():
         first = choose(data.task, start, say, download=False)

@@ -280,8 +280,10 @@ def coco_entries(
 
 def wrong_key(part: str, entry: Mapping[str, Any]) -> str | None:
     """The first key of an entry of 'images', … whose value is not allowed, or None."""
-    keys = _ENTRIES[part].items()
-    return next((key for key, (_, is_allowed) in keys if not is_allowed(entry.get(key))), None)
+    for key, (_, is_allowed) in _ENTRIES[part].items():
+        if not is_allowed(entry.get(key)):
+            return key
+    return None
 
 
 def _whole(content: dict[str, list], part: str, findings: Findings) -> list[dict]:

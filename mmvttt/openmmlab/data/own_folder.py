@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import disk_usage
@@ -67,6 +67,7 @@ def read_folder(
     format: str | None = None,
     *,
     work_dir: str | os.PathLike[str] | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> OwnFolder:
     """Reads a folder or a ZIP file; without a validation part, a fifth is held out by groups.
 
@@ -74,6 +75,7 @@ def read_folder(
         root: The folder.
         format: One of `formats.FORMATS`, where several would explain the folder.
         work_dir: No data; what pictures' headers say is remembered in it.
+        say: Gets a line before each step that takes seconds.
 
     Raises:
         DataError: None or several of the formats explain it, or more than a tenth of the pictures
@@ -88,7 +90,7 @@ def read_folder(
         root = _unpacked(root, work)
     if not root.is_dir():
         raise DataError(f'there is no folder {shown(root)!r}')
-    tree = Tree(root, work)
+    tree = Tree(root, work, say)
     reading = _chosen(tree, format)
     pictures, copied = _usable(tree, reading)
     data = OwnFolder(root, reading.format, reading.task, notes=reading.notes)

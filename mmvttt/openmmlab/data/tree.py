@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from mmvttt.checkpoints.atomic_write import replacing
 from mmvttt.errors import DataError
 from mmvttt.pictures import SUFFIXES
-from mmvttt.text import listed
+from mmvttt.text import listed, one_line
 
 from .contents import file_digest
 from .images import decoded, glance
@@ -33,6 +33,8 @@ _TEXTS = (
 # Files that may annotate pictures, and that speak of them.
 TABLES = ('.csv', '.tsv', '.json', '.jsonl', '.xml', '.mat', '.npy', '.npz')
 _DOCUMENTS = ('.md', '.rst', '.html', '.htm', '.ipynb', '.py')
+# Bytes of a file, and pictures, that take seconds.
+_LARGE, _MANY = 20 * 2**20, 2000
 _MAGIC = b'\xff\xd8\xff', b'\x89PNG\r\n', b'BM', b'II*\0', b'MM\0*', b'GIF8', b'RIFF'
 # Names of folders of pictures, beside folders of annotations.
 _IMAGES = 'images', 'jpegimages', 'image', 'imgs', 'img'
@@ -45,10 +47,16 @@ class Tree:
         files: All of them, but hidden ones and those of a work directory.
         images: Those that are pictures.
         left_out: Files that cannot be read, with why.
+        say: Gets a line before what takes seconds.
     """
 
-    def __init__(self, root: Path, work_dir: Path | None = None) -> None:
-        self.root, self.work_dir = root, work_dir
+    def __init__(
+        self,
+        root: Path,
+        work_dir: Path | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.root, self.work_dir, self.say = root, work_dir, say
         self._top = os.fspath(root)
         self.left_out: dict[str, str] = {}
         self._contents: dict[str, Any] = {}
@@ -127,6 +135,8 @@ class Tree:
     def content(self, inner: str, read: Callable[[str], Any]) -> Any:
         """Calls `read` on a file once; None if it raises a DataError, which is noted."""
         if inner not in self._contents:
+            if (size := os.path.getsize(self.path(inner))) > _LARGE:
+                self.say(f'  reads {one_line(inner)}, {size / 1e6:.0f} MB')
             try:
                 self._contents[inner] = read(self.path(inner))
             except DataError as error:
@@ -277,7 +287,9 @@ class Tree:
                     entry = dict(key=key)
                 self._facts[inner] = entry
         paths = list(map(self.path, new))
-        looks = decoded(glance, paths) if new else ()
+        if len(new) >= _MANY:
+            self.say(f'  opens {len(new)} pictures')
+        looks = decoded(glance, paths, len(new) >= _MANY) if new else ()
         for inner, seen in zip(new, looks, strict=True):
             height, width = seen.size or (0, 0)
             problem = seen.problem or (None if seen.size else 'too large images')

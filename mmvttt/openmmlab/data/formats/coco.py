@@ -12,6 +12,8 @@ from ..reading import Reading
 from ..text_files import read_json
 from ..tree import Tree
 
+# Annotations whose checks take seconds.
+_MANY = 100_000
 _LISTS = ('images', 'annotations', 'categories')
 
 
@@ -55,6 +57,8 @@ def _has_box(entry: Any) -> bool:
 def _add(tree: Tree, reading: Reading, source: str, content: dict, several: bool) -> None:
     reading.used.add(source)
     path, findings = PurePosixPath(source), Findings(source)
+    if (count := len(content['annotations'])) >= _MANY:
+        tree.say(f'  checks {count} annotations')
     entries = {key: [e if isinstance(e, dict) else {} for e in content[key]] for key in _LISTS}
     names = filter(None, map(_name, entries['images']))
     files = tree.find(names, str(path.parent), path.stem.rpartition('_')[2])
