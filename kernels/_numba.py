@@ -8,7 +8,6 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
+from numba.core.callconv import excinfo_t
 from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import overload
 from torch import Tensor
@@ -28,11 +28,11 @@ COLUMNS = 16
 ROWS, _TERMS = (8 if get_host_cpu_features().get('avx512f') else 4), 4
 # Parts for each thread: if another process delays a thread, the others take the rest of its parts.
 _PARTS_PER_THREAD = 4
-# Waking a thread takes 70 µs, in which a core does 2 million multiply-adds.
-_WORTH_A_THREAD = 4_000_000
+# Starting a team takes 5 µs while torch's threads spin, and 100 µs when they sleep; in 15 µs a core
+# does a million multiply-adds.
+_WORTH_A_THREAD = 1_000_000
 # numba's own function type counts the context among a call's arguments.
 intrinsic: Callable[[Callable], Callable[..., Any]] = numba_intrinsic
-_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 # LLVM may reorder sums and fuse products with them, but must respect NaN and infinity. A compiled
@@ -317,8 +317,81 @@ def padded(size: int) -> int:
 # ------------------------------------------------------------------------------------------ threads
 
 
+def _take_parts(context, module, shared, kernel, kinds):
+    """An LLVM function of a pointer to `shared`: calls the kernel on parts until none are left."""
+    kind = ir.FunctionType(ir.VoidType(), [shared.as_pointer()])
+    function = ir.Function(module, kind, module.get_unique_name('take_parts'))
+    function.linkage = 'internal'
+    entry, loop, work, end = (function.append_basic_block(x) for x in ('', 'loop', 'work', 'end'))
+    builder = ir.IRBuilder(entry)
+    arguments, parts, count, following, *failed = (
+        cgutils.gep_inbounds(builder, function.args[0], 0, i) for i in range(len(shared))
+    )
+    arguments = cgutils.unpack_tuple(builder, builder.load(arguments))
+    parts, count = builder.load(parts), builder.load(count)
+    one = ir.Constant(parts.type, 1)
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    part = builder.atomic_rmw('add', following, one, 'monotonic')
+    builder.cbranch(builder.icmp_signed('<', part, parts), work, end)
+    builder.position_at_end(work)
+    bounds = [builder.sdiv(builder.mul(count, x), parts) for x in (part, builder.add(part, one))]
+    alone = cgutils.pack_array(builder, [ir.Constant(parts.type, 0), one, *bounds])
+    status, _ = context.call_conv.call_function(
+        builder, kernel, types.none, kinds, (alone, *arguments)
+    )
+    with cgutils.if_unlikely(builder, status.is_error):
+        for value, field in zip((status.code, status.excinfoptr), failed, strict=True):
+            builder.store(value, field)
+    builder.branch(loop)
+    builder.position_at_end(end)
+    builder.ret_void()
+    return function
+
+
+@intrinsic
+def spread(typing, team, arguments):
+    """First and last program of the calling kernel, whose arguments these are.
+
+    `team` is that of `parallel`. If it has several threads, they call the kernel on parts of the
+    range, and the range returned is empty. No thread takes Python's lock, for which it would wait
+    longer than many a kernel runs.
+    """
+
+    def generate(context, builder, signature, values):
+        start_team, threads, start, stop = cgutils.unpack_tuple(builder, values[0])
+        zero, one = (ir.Constant(start.type, i) for i in (0, 1))
+        # What the threads share. Behind the next part is the status of a kernel that failed.
+        code = ir.Constant(ir.IntType(32), 0)
+        error = cgutils.get_null_value(ir.PointerType(excinfo_t))
+        fields = values[1], start, stop, zero, code, error
+        shared = ir.LiteralStructType([x.type for x in fields])
+        memory = cgutils.alloca_once(builder, shared)
+        pointers = [cgutils.gep_inbounds(builder, memory, 0, i) for i in range(len(fields))]
+        several = builder.icmp_signed('>', threads, one)
+        with cgutils.if_unlikely(builder, several):
+            for field, pointer in zip(fields, pointers, strict=True):
+                builder.store(field, pointer)
+            kinds = team, *arguments.types
+            take_parts = _take_parts(context, builder.module, shared, builder.function, kinds)
+            kind = [take_parts.type, memory.type, code.type, code.type]
+            kind = ir.FunctionType(ir.VoidType(), kind).as_pointer()
+            started = builder.inttoptr(start_team, kind)
+            threads = builder.trunc(threads, code.type)
+            builder.call(started, [take_parts, memory, threads, code])
+            failed = (builder.load(x) for x in pointers[-2:])
+            status = context.call_conv._get_return_status(builder, *failed)
+            with cgutils.if_unlikely(builder, status.is_error):
+                context.call_conv.return_status_propagate(builder, status)
+        return cgutils.pack_array(
+            builder, [builder.select(several, zero, x) for x in (start, stop)]
+        )
+
+    return types.UniTuple(types.int64, 2)(team, arguments), generate
+
+
 def parallel(kernel: Callable, count: int, work: int, *args: Any) -> None:
-    """Calls `kernel(start, stop, *args)` on parts of `range(count)`, on torch's threads.
+    """Calls `kernel(team, *args)`, which spreads the programs `range(count)` over torch's threads.
 
     `work` is in multiply-adds: little of it takes fewer threads. Which thread takes which part is
     undetermined, so a result must not depend on where its part begins.
@@ -327,28 +400,15 @@ def parallel(kernel: Callable, count: int, work: int, *args: Any) -> None:
     these come from the OpenMP library that torch has loaded.
     """
     threads = min(torch.get_num_threads(), count, work // _WORTH_A_THREAD)
-    if threads <= 1 or _start_team is None:
-        kernel(0, count, *args)
-        return
-    number = min(count, _PARTS_PER_THREAD * threads)
-    bounds = [count * i // number for i in range(number + 1)]
-    parts = pairwise(bounds)
-    errors = []
-
-    def take_parts(_: int | None) -> None:
-        try:
-            while part := next(parts, None):
-                kernel(*part, *args)
-        except BaseException as error:  # ctypes would print the exception and continue
-            errors.append(error)
-
-    _start_team(_CALLBACK(take_parts), None, threads, 0)
-    if errors:
-        raise errors[0]
+    if threads <= 1 or not _START_TEAM:
+        kernel((0, 1, 0, count), *args)
+    else:
+        parts = min(count, _PARTS_PER_THREAD * threads)
+        kernel((_START_TEAM, threads, parts, count), *args)
 
 
-_start_team: Callable | None
+_START_TEAM: int
 try:
-    _start_team = ctypes.CDLL(None).GOMP_parallel
+    _START_TEAM = ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value or 0
 except (AttributeError, OSError, TypeError):  # no OpenMP, or one without GNU's entry points
-    _start_team = None
+    _START_TEAM = 0

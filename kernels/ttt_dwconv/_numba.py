@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import _numba
 from .._inputs import state_dtype
-from .._numba import ROWS, add_filtered, load, parallel, store
+from .._numba import ROWS, add_filtered, load, parallel, spread, store
 from .._op import Args
 from .reference import backward as backward  # from the same g
 
@@ -19,7 +19,7 @@ unsupported_reason = _numba.unsupported_reason
 
 
 @_numba.jit
-def _run(start, stop, shape, strides, x, y, taps, totals):
+def _run(team, shape, strides, x, y, taps, totals):
     """Filters x to y by the taps `(B, 3, ROWS, d')`, or sums x[p + δ]·y[p] to `totals`, if any.
 
     Each row of three taps has zeros behind it, also in the totals `(·, 3, ROWS, d')`.
@@ -30,6 +30,7 @@ def _run(start, stop, shape, strides, x, y, taps, totals):
     whole = -(-w // ROWS) * ROWS
     pixels = np.zeros((size + 2, whole + ROWS, columns), taps.dtype)
     line = np.zeros((whole, columns), taps.dtype)
+    start, stop = spread(team, (shape, strides, x, y, taps, totals))
     for number in range(start, stop):
         image, first = number // parts, number % parts * size
         for i in range(2):

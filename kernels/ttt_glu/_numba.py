@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import _numba
 from .._inputs import state_dtype
-from .._numba import COLUMNS, add_product, load, parallel, sigmoid
+from .._numba import COLUMNS, add_product, load, parallel, sigmoid, spread
 from .._op import Args
 from .reference import backward as backward  # from the same g
 
@@ -21,7 +21,7 @@ unsupported_reason = _numba.unsupported_reason
 
 
 @_numba.jit
-def _run(start, stop, shape, strides, x, y, weights, totals):
+def _run(team, shape, strides, x, y, weights, totals):
     """f(x) to y, or where there are `totals` the sums of [G1 | G2] for keys x and labels y.
 
     `weights` `(H, d', 2d')`, or B·H of them after the step.
@@ -31,6 +31,7 @@ def _run(start, stop, shape, strides, x, y, weights, totals):
     inputs, labels = np.zeros((_CHUNK, columns), kind), np.zeros((_CHUNK, columns), kind)
     z, p = np.zeros((_CHUNK, 2 * columns), kind), np.zeros((_CHUNK, 2 * columns), kind)
     one = kind.type(1)
+    start, stop = spread(team, (shape, strides, x, y, weights, totals))
     for number in range(start, stop):
         program, begin = number // parts, number % parts * _PART
         for i in range(2):

@@ -9,7 +9,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._numba import COLUMNS, add_filtered, add_product, inlined, jit, load, round_to_bf16, store
+from .._numba import (
+    COLUMNS,
+    add_filtered,
+    add_product,
+    inlined,
+    jit,
+    load,
+    round_to_bf16,
+    spread,
+    store,
+)
 
 # Rows of `places` and of `Tokens.strides`; outputs and their gradients lie like OUT.
 Q, K, V, ETA, OUT, DETA = range(6)
@@ -280,8 +290,8 @@ def _outputs(x, queries, vectors, dim):
 
 
 @jit
-def forward(start, stop, sizes, numbers, rounds, segment, tokens, parameters, kept, o):
-    """Runs the programs from `start` to `stop`; `segment` tokens are between two states kept."""
+def forward(team, sizes, numbers, rounds, segment, tokens, parameters, kept, o):
+    """Runs the programs of a team; `segment` tokens are between two states kept."""
     dim, rows, columns, size = sizes.dim, sizes.rows, sizes.columns, sizes.size
     kind = parameters.w0.dtype
     chunk = new_chunk(sizes, kind)
@@ -292,6 +302,7 @@ def forward(start, stop, sizes, numbers, rounds, segment, tokens, parameters, ke
     taps = parameters.filters.shape[2]
     filters = np.zeros((2, taps, columns), kind)
     line = np.zeros((rows + taps, columns), kind)
+    start, stop = spread(team, (sizes, numbers, rounds, segment, tokens, parameters, kept, o))
     for number in range(start, stop):
         image, scan, head = find(places, number, sizes, parameters.reverse, tokens.strides)
         filters[:, :, :dim] = parameters.filters[:, scan, :, head * dim : (head + 1) * dim]
@@ -448,8 +459,8 @@ def _walk(
 
 
 @jit
-def backward(start, stop, sizes, numbers, segment, do, tokens, parameters, kept, grads):
-    """Runs the programs from `start` to `stop`; `segment` chunks are between two states kept."""
+def backward(team, sizes, numbers, segment, do, tokens, parameters, kept, grads):
+    """Runs the programs of a team; `segment` chunks are between two states kept."""
     dim, rows, columns, size = sizes.dim, sizes.rows, sizes.columns, sizes.size
     kind = parameters.w0.dtype
     chunks = -(-sizes.tokens // size)
@@ -467,6 +478,7 @@ def backward(start, stop, sizes, numbers, segment, do, tokens, parameters, kept,
     # A chunk's dγ and dλ, and its addition to c or dc.
     sums = np.zeros((3, columns), kind)
     places = np.zeros((len(tokens.strides), 2), np.int64)
+    start, stop = spread(team, (sizes, numbers, segment, do, tokens, parameters, kept, grads))
     for number in range(start, stop):
         image, scan, head = find(places, number, sizes, parameters.reverse, tokens.strides)
         tau, vector = parameters.token_scale[scan], parameters.vectors[scan, head]

@@ -74,13 +74,20 @@ def test_tokens_without_variance_and_without_an_epsilon():
 
 
 def test_a_failing_part_is_the_callers_error(threads):
-    def kernel(start, stop):
+    @numba.njit(nogil=True)
+    def kernel(team, done):
+        start, stop = _numba.spread(team, (done,))
         if start <= 3 < stop:
             raise IndexError('of part 3')
+        done[start:stop] = 1
 
-    threads(2)
-    with pytest.raises(IndexError, match='of part 3'):
-        _numba.parallel(kernel, 8, 10**9)
+    for number in (1, 2):
+        threads(number)
+        done = np.zeros(8)
+        with pytest.raises(IndexError, match='of part 3'):
+            _numba.parallel(kernel, 8, 10**9, done)
+        if number == 2:
+            assert done.sum() == 7
 
 
 def _in_a_fork(connection, inputs):
