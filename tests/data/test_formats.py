@@ -244,6 +244,11 @@ READ: dict[str, tuple[Files, str, str, int, int]] = {
         | {'sample.csv': 't1.jpg,cat\nt2.jpg,cat', 'README.md': '1.jpg 2.jpg'},
         'classes', 'classes', 10, 2,
     ),
+    'a table of the folders': (
+        CLASSES
+        | {'a.csv': 'name,class\n1.jpg,cat\n2.jpg,dog', 'b.csv': 'x\n1,a/cat/1.jpg\n2,dog/2.jpg'},
+        'classes', 'classes', 10, 2,
+    ),
     'a list of pictures and their classes': (
         CLASSES | {'all.txt': 'cat/1.jpg 0\ndog/2.jpg 1\n'}, 'classes', 'classes', 10, 2,
     ),
@@ -263,7 +268,10 @@ REFUSED: dict[str, tuple[Files, str]] = {
     'greys': (MAPS | each(('masks/{}.png', NUMBERS * 38)), '3 numbers from 0 to 76'),
     'too few names': (MAPS | {'classes.txt': 'crop\nweed'}, '2 names .*numbers up to 2'),
     'colours': (MAPS | each(('masks/{}.png', COLOURS)), 'in 3 colours, 3 without a name'),
-    'a table beside classes': (CLASSES | {'a.csv': '1.jpg,cat\n2.jpg,dog'}, 'names the pictures'),
+    'a table beside classes': (CLASSES | {'a.csv': 'a,b\n1.jpg,ox\n2.jpg,cow'}, 'names the pict'),
+    'a table of boxes': (
+        CLASSES | {'a.csv': 'a,b\n1.jpg,cat,6,9,12,18\n2.jpg,dog,6,9,12,18'}, 'names the pictures',
+    ),
     'other sizes': (
         each(('{}.jpg', None), ('{}.xml', VOC.replace('48', '96'))), '6 of 6 .*annotated as 96x36',
     ),
@@ -316,7 +324,8 @@ REFUSED: dict[str, tuple[Files, str]] = {
     'a table of stems': (each(('{}.jpg', None)) | {'list.csv': '1,cat'}, "'list.csv' may annotate"),
     'no picture': ({'a.tfrecord': 'x'}, 'it has no pictures, only 1 × .tfrecord'),
     'rows of another format': (
-        each(('images/{}.jpg', None), ('annotations/{}.txt', '6,9,12,18,1,4,0,0')),
+        each(('images/{}.jpg', None), ('annotations/{}.txt', '6,9,12,18,1,4,0,0'))
+        | {'annotations/0.txt': ''},
         'YOLO .*no label is in its format',
     ),
     'a JSON for each picture': (
@@ -366,7 +375,7 @@ def test_a_folder_is_refused_in_words(row: tuple[Files, str], tmp_path: Path) ->
 def test_an_option_decides_and_a_doubt_yields_to_it(tmp_path: Path) -> None:
     make(tmp_path, YOLO | {'a.json': coco(NAMES)})
     assert read_folder(tmp_path, 'coco').format == 'COCO'
-    make(tmp_path / 'b', CLASSES | {'a.csv': '1.jpg,cat\n2.jpg,dog'})
+    make(tmp_path / 'b', CLASSES | {'a.csv': '1.jpg,ox\n2.jpg,cow'})
     assert read_folder(tmp_path / 'b', 'classes').classes == ('cat', 'dog')
 
 
@@ -493,6 +502,12 @@ def test_xml_is_read_in_the_encoding_that_it_declares(tmp_path: Path) -> None:
         text = head.format(declared) + VOC.format('').replace('cat', '猫')
         files = each(('{}.jpg', None)) | {f'{i}.xml': text.encode(encoding) for i in range(6)}
         assert read_folder(make(tmp_path / encoding, files)).classes == ('猫',)
+
+
+def test_a_fifth_of_the_label_maps_is_held_out(tmp_path: Path) -> None:
+    files = each(('images/{}.jpg', None), ('masks/{}.png', NUMBERS), count=50)
+    data = read_folder(make(tmp_path, files))
+    assert (len(data.train), len(data.val)) == (40, 10)
 
 
 def test_names_of_label_maps_follow_their_numbers(tmp_path: Path) -> None:

@@ -153,17 +153,7 @@ def _fit_model(base: Any, own: Any, task: Task) -> None:
         model.type = 'FasterRCNN'
         model.roi_head.update(mask_head=None, mask_roi_extractor=None)
     if own.task in ('boxes', 'masks') and 'roi_head' in model:
-        # Three proposals for each object of the fullest picture, and some to spare.
-        proposals = max(50, 3 * own.most)
-        testing, training = model.test_cfg, model.train_cfg.rpn_proposal
-        for settings in (testing.rpn, training):
-            settings.nms_pre = max(settings.nms_pre, 2 * proposals)
-            settings.max_per_img = max(settings.max_per_img, proposals)
-        if 'sampler' in model.train_cfg.rcnn:
-            # A quarter of the proposals that are learned from are objects.
-            sampler = model.train_cfg.rcnn.sampler
-            sampler.num = max(sampler.num, 5 * own.most)
-        testing.rcnn.max_per_img = max(testing.rcnn.max_per_img, math.ceil(1.5 * own.most))
+        _fit_proposals(model, own.most)
     if own.task == 'maps':
         model.data_preprocessor.size = tuple(own.crop)
         model.test_cfg = dict(_delete_=True, mode='whole')
@@ -176,3 +166,17 @@ def _fit_model(base: Any, own: Any, task: Task) -> None:
             model.get('data_preprocessor') or base.get('data_preprocessor') or {},
             num_classes=len(own.classes),
         )
+
+
+def _fit_proposals(model: Any, most: int) -> None:
+    """Gives a two-stage detector room for the objects of the fullest picture."""
+    # Three proposals for each, and some to spare.
+    proposals = max(50, 3 * most)
+    testing, training = model.test_cfg, model.train_cfg
+    for settings in (testing.rpn, training.rpn_proposal):
+        settings.nms_pre = max(settings.nms_pre, 2 * proposals)
+        settings.max_per_img = max(settings.max_per_img, proposals)
+    if sampler := training.rcnn.get('sampler'):
+        # A quarter of the proposals that are learned from are objects.
+        sampler.num = max(sampler.num, 5 * most)
+    testing.rcnn.max_per_img = max(testing.rcnn.max_per_img, math.ceil(1.5 * most))

@@ -203,8 +203,24 @@ def choose(
     task: str, names: Sequence[str] | None, say: Callable[[str], None], *, download: bool = True
 ) -> Start:
     """The model to start from, by the argument `start` of `finetune`."""
+    if not names:
+        return _best(task, say, download)
+    if [*names] == [SMALL]:
+        return task_for(task).starts[-1]
+    if len(names) > 1:
+        return _given(task, *names)
+    if (former := _former(Path(names[0]))) is None:
+        raise UsageError(
+            f'--from {shown(names[0])} is not of an earlier finetune: give a config and its '
+            'checkpoint'
+        )
+    return former
+
+
+def _best(task: str, say: Callable[[str], None], download: bool) -> Start:
+    """The first start of the task whose weights are there or can be downloaded."""
     *better, small = task_for(task).starts
-    for start in () if names else better:
+    for start in better:
         weights = start.weights or ''
         try:
             if needs_download(weights):
@@ -219,17 +235,13 @@ def choose(
             )
         else:
             return start
-    if not names or [*names] == [SMALL]:
-        return small
-    if len(names) == 1 and (former := _former(Path(names[0]))) is not None:
-        return former
-    if len(names) == 1:
-        raise UsageError(
-            f'--from {shown(names[0])} is not of an earlier finetune: give a config and its '
-            'checkpoint'
-        )
-    config, weights = names
-    for start in task_for(task).starts:
+    return small
+
+
+def _given(task: str, config: str, weights: str) -> Start:
+    """A config and its checkpoint: one of the task's, of a user's, or of a backbone alone."""
+    *_, small = starts = task_for(task).starts
+    for start in starts:
         if weights == start.weights or config == start.config:
             return start
     cfg = load_config(config, needed=('model', 'optim_wrapper', 'test_dataloader'))
@@ -240,8 +252,8 @@ def choose(
         return Start(config, weights, None, small.batch, size, crop)
     if weights not in checkpoints_of(load_config(small.config).model):
         raise UsageError(
-            f'--from {shown(" ".join(names))} is a model of {task_of(cfg).toolbox}, and {task} '
-            f'need one of {task_for(task).toolbox}: leave it out, or give --from {SMALL}'
+            f'--from {shown(f"{config} {weights}")} is a model of {task_of(cfg).toolbox}, and '
+            f'{task} need one of {task_for(task).toolbox}: leave it out, or give --from {SMALL}'
         )
     # From a backbone: AP50 .66 after 100 steps, .13 after 20.
     return replace(small, weights=None, rate=1e-3, size=(256, 320))

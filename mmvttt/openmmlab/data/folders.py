@@ -24,38 +24,10 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings) -> 
         findings.error(f'{root!r} is not a folder: correct data_root, data_prefix or split')
         return
     if dataset.with_label and not listed:
-        names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-        findings.classes = tuple(names)
-        if not names:
-            findings.error(f'{root} has no folders; each would be a class')
-            return
-        if parts := [name for name in names if name.lower() in _PARTS]:
-            (findings.error if len(parts) == len(names) else findings.warn)(
-                f'{root} has the folders {", ".join(names[:6])}, and each would be a class: '
-                f'{parts[0]!r} is mostly a part of the data; set data_prefix to the folder with a '
-                'folder for each class'
-            )
-        if num_classes is not None and len(names) > num_classes:
-            findings.error(
-                f'{root} has {len(names)} folders, and the head {num_classes} classes: set '
-                'model.head.num_classes, or move folders that are not classes'
-            )
-        if classes and len(classes) != len(names):
-            findings.error(
-                f'{root} has {len(names)} folders, and {type(dataset).__name__} {len(classes)} '
-                f"classes: for your own, `mmvttt finetune`, or a data set of type='CustomDataset' "
-                f'and model.head.num_classes={len(names)}'
-            )
-        # Labels come from the folders in the order of their names.
-        for label, (folder, name) in enumerate(zip(names, classes, strict=False)):
-            if folder != name and folder in classes:
-                findings.warn(
-                    f'label {label} is the folder {folder!r}, and {name!r} in metainfo.classes, '
-                    f'whose names the predictions get: write classes={tuple(names)!r}'
-                )
-                break
-        check_unread(root, dataset.extensions, findings, case=False)
+        _check_names(dataset, num_classes, classes, findings)
         findings.files = {os.path.realpath(root)}
+        if not findings.classes:
+            return
     if not (findings.thorough or listed):
         return
     try:
@@ -84,3 +56,41 @@ def check_folders(dataset: Any, num_classes: int | None, findings: Findings) -> 
                 f'{sample["img_path"]} {label}',
             )
     check_images([(sample['img_path'], None) for sample in samples], findings)
+
+
+def _check_names(
+    dataset: Any, num_classes: int | None, classes: tuple[str, ...], findings: Findings
+) -> None:
+    """Compares the folders, each of which is a class, with the names and number of classes."""
+    root = dataset.img_prefix
+    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    findings.classes = tuple(names)
+    if not names:
+        findings.error(f'{root} has no folders; each would be a class')
+        return
+    if parts := [name for name in names if name.lower() in _PARTS]:
+        (findings.error if len(parts) == len(names) else findings.warn)(
+            f'{root} has the folders {", ".join(names[:6])}, and each would be a class: '
+            f'{parts[0]!r} is mostly a part of the data; set data_prefix to the folder with a '
+            'folder for each class'
+        )
+    if num_classes is not None and len(names) > num_classes:
+        findings.error(
+            f'{root} has {len(names)} folders, and the head {num_classes} classes: set '
+            'model.head.num_classes, or move folders that are not classes'
+        )
+    if classes and len(classes) != len(names):
+        findings.error(
+            f'{root} has {len(names)} folders, and {type(dataset).__name__} {len(classes)} '
+            f"classes: for your own, `mmvttt finetune`, or a data set of type='CustomDataset' "
+            f'and model.head.num_classes={len(names)}'
+        )
+    # Labels come from the folders in the order of their names.
+    for label, (folder, name) in enumerate(zip(names, classes, strict=False)):
+        if folder != name and folder in classes:
+            findings.warn(
+                f'label {label} is the folder {folder!r}, and {name!r} in metainfo.classes, '
+                f'whose names the predictions get: write classes={tuple(names)!r}'
+            )
+            break
+    check_unread(root, dataset.extensions, findings, case=False)

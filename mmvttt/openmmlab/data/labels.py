@@ -54,10 +54,33 @@ def check_labels(
     findings.files = real_paths((sample['img_path'] for sample in samples), findings.thorough)
     maps = [sample['seg_map_path'] for sample in samples if sample.get('seg_map_path')]
     maps = maps if findings.thorough else spread(maps, _QUICK)
+    sizes, seen = _check_numbers(dataset, maps, num_classes or 0, ignored, findings)
+    void = {*seen} & {*ignored}
+    if len({*seen} - void) < 2 <= len(names) and void:
+        (findings.error if findings.thorough else findings.warn)(
+            f'the label maps hold only {_listed({*seen} - void)} and {_listed(void)}, and '
+            f'{_listed(void)} means "no class", which is not learned: masks of 0 and 255 '
+            'need 1 instead of 255'
+        )
+    if maps and findings.thorough and num_classes:
+        for number, name in enumerate(names):
+            findings.account.append(f'{name}: in {seen[number]} of {len(maps)} label maps')
+            if number not in seen:
+                findings.warn('classes without a pixel', f'{name!r} ({number})')
+    # A quick check compares no sizes.
+    check_images(zip_longest([s['img_path'] for s in samples], sizes), findings)
+
+
+def _check_numbers(
+    dataset: Any, maps: list[str], limit: int, ignored: Collection[int], findings: Findings
+) -> tuple[list[tuple[int, int] | None], Counter[int]]:
+    """Reads maps, whose labels must be below `limit` unless it is 0.
+
+    Returns their sizes, and in how many of them each label is.
+    """
     sizes: list[tuple[int, int] | None] = []
     seen: Counter[int] = Counter()
-    # Without it no number is read.
-    limit = num_classes or 0
+    # Without a limit no number is read.
     read = decoded(partial(_read_map, bool(limit)), maps, findings.thorough)
     for path, (problem, size, numbers) in zip(maps, read, strict=True):
         sizes.append(size)
@@ -74,20 +97,7 @@ def check_labels(
                 f'(0 to {limit - 1}, and {_IGNORED} for none)',
                 f'{path} ({", ".join(map(str, wrong[:6]))})',
             )
-    void = {*seen} & {*ignored}
-    if len({*seen} - void) < 2 <= len(names) and void:
-        (findings.error if findings.thorough else findings.warn)(
-            f'the label maps hold only {_listed({*seen} - void)} and {_listed(void)}, and '
-            f'{_listed(void)} means "no class", which is not learned: masks of 0 and 255 '
-            'need 1 instead of 255'
-        )
-    if maps and findings.thorough and limit:
-        for number, name in enumerate(names):
-            findings.account.append(f'{name}: in {seen[number]} of {len(maps)} label maps')
-            if number not in seen:
-                findings.warn('classes without a pixel', f'{name!r} ({number})')
-    # A quick check compares no sizes.
-    check_images(zip_longest([s['img_path'] for s in samples], sizes), findings)
+    return sizes, seen
 
 
 def _read_map(thorough: bool, path: str) -> tuple[str | None, tuple[int, int] | None, list[int]]:

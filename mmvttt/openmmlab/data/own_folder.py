@@ -120,23 +120,27 @@ def _chosen(tree: Tree, format: str | None) -> Reading:
     # An error lists what each format has found, and what it lacks.
     near = explain or {name: r for name, r in readings.items() if r.evidence or format}
     texts = [f'{r.format} (--format {name}): {r.summary}' for name, r in near.items()]
-    if not texts:
-        texts = [
-            f'no format is that of its {len(tree.images)} pictures ({_suffixes(tree.files)}): '
-            'nothing annotates them, and they lie in fewer than two folders'
-        ]
-        if not tree.images:
-            texts = [f'it has no pictures, only {_suffixes(tree.files) or "nothing"}']
-        elif lists := tree.naming(tree.images) or tree.having(*TABLES):
-            texts.append(f'{lists[0]!r} may annotate them: export COCO, YOLO or Pascal VOC')
-        if archives := tree.having('.zip', '.tar', '.gz', '.7z', '.rar'):
-            texts.append(f'{archives[0]!r} is packed: unpack it')
-        texts += [f'{path!r}: {why}' for path, why in [*tree.left_out.items()][:2]]
+    texts = texts or _beside(tree)
     what = 'is explained by several formats' if explain else 'is in none of the formats'
     raise DataError(
         f'{shown(tree.root)!r} {what} that are read ({", ".join(FORMATS)}): '
         + shown('. '.join(texts))
     )
+
+
+def _beside(tree: Tree) -> list[str]:
+    """Says what there is in a folder of which no format finds anything."""
+    texts = [
+        f'no format is that of its {len(tree.images)} pictures ({_suffixes(tree.files)}): '
+        'nothing annotates them, and they lie in fewer than two folders'
+    ]
+    if not tree.images:
+        texts = [f'it has no pictures, only {_suffixes(tree.files) or "nothing"}']
+    elif lists := tree.naming(tree.images) or tree.having(*TABLES):
+        texts.append(f'{lists[0]!r} may annotate them: export COCO, YOLO or Pascal VOC')
+    if archives := tree.having('.zip', '.tar', '.gz', '.7z', '.rar'):
+        texts.append(f'{archives[0]!r} is packed: unpack it')
+    return texts + [f'{path!r}: {why}' for path, why in [*tree.left_out.items()][:2]]
 
 
 def _usable(tree: Tree, reading: Reading) -> tuple[dict[str, Picture], dict[str, str]]:

@@ -52,6 +52,26 @@ def held_out(
     Roboflow's copies of a photograph, and files with the same bytes (`twins`), stay together. So do
     neighbours in a sequence of numbered names, which may be frames of a video.
     """
+    groups = _groups(images, twins)
+    counts = Counter(name for names in classes for name in {*names})
+    rarest: dict[str, object] = {}
+    for block, members in groups.items():
+        present = {name for number in members for name in classes[number]}
+        rarest[block] = min(present, key=lambda name: (counts[name], str(name)), default=None)
+    # Of each class a fifth; of classes that are too small for it, a block of every fifth picture.
+    val = _fifth(groups, rarest, rarest)
+    if len(val) <= len(images) / 10:
+        val = _fifth(groups, dict.fromkeys(groups), rarest)
+    if val or len(images) < 2:
+        return {images[number] for number in val}
+    # Few pictures: the last group, or where all belong together, the last of them.
+    if len(groups) > 1 and len(groups[max(groups)]) <= len(images) / 2:
+        return {images[number] for number in groups[max(groups)]}
+    return held_out(images, classes, {}) if twins else {*images[-max(1, len(images) // 5) :]}
+
+
+def _groups(images: Sequence[str], twins: dict[str, str]) -> dict[str, list[int]]:
+    """The numbers of the pictures that stay together, by a name that sorts them."""
     sources = {inner: _COPY.sub('', os.path.splitext(inner)[0]) for inner in images}
     sequences: dict[str, set[tuple[int, str]]] = defaultdict(set)
     for source in sources.values():
@@ -68,31 +88,23 @@ def held_out(
         source = sources[inner]
         block = first.setdefault(twins.get(inner, inner), blocks.get(source, source))
         groups[block].append(number)
-    counts = Counter(name for names in classes for name in {*names})
-    rarest: dict[str, object] = {}
-    for block, members in groups.items():
-        present = {name for number in members for name in classes[number]}
-        rarest[block] = min(present, key=lambda name: (counts[name], str(name)), default=None)
-    val: set[str] = set()
-    # Of each class a fifth; of classes that are too small for it, a block of every fifth picture.
-    for kinds in (rarest, dict.fromkeys(groups)):
-        if len(val) > len(images) / 10:
-            break
-        left = Counter(rarest.values())
-        seen: Counter[object] = Counter()
-        held: Counter[object] = Counter()
-        val = set()
-        for block in sorted(groups):
-            members, kind = groups[block], kinds[block]
-            seen[kind] += len(members)
-            fits = held[kind] + len(members) / 2 <= seen[kind] / 5
-            if fits and left[rarest[block]] > 1:
-                left[rarest[block]] -= 1
-                held[kind] += len(members)
-                val.update(images[number] for number in members)
-    if val or len(images) < 2:
-        return val
-    # Few pictures: the last group, or where all belong together, the last of them.
-    if len(groups) > 1 and len(groups[max(groups)]) <= len(images) / 2:
-        return {images[number] for number in groups[max(groups)]}
-    return held_out(images, classes, {}) if twins else {*images[-max(1, len(images) // 5) :]}
+    return groups
+
+
+def _fifth(
+    groups: dict[str, list[int]], kinds: dict[str, object], rarest: dict[str, object]
+) -> set[int]:
+    """Groups with about a fifth of the pictures of each kind, and not all of any `rarest` class."""
+    left = Counter(rarest.values())
+    seen: Counter[object] = Counter()
+    held: Counter[object] = Counter()
+    val = set()
+    for block in sorted(groups):
+        members, kind = groups[block], kinds[block]
+        seen[kind] += len(members)
+        fits = held[kind] + len(members) / 2 <= seen[kind] / 5
+        if fits and left[rarest[block]] > 1:
+            left[rarest[block]] -= 1
+            held[kind] += len(members)
+            val.update(members)
+    return val

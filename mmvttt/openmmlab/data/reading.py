@@ -32,7 +32,8 @@ class Picture:
     @property
     def classes(self) -> set[Any]:
         """The names of what is annotated in it, unless it has a label map."""
-        return {self.target, *(entry['category'] for entry in self.objects)} - {None}
+        names = {entry['category'] for entry in self.objects}
+        return names | {self.target} if isinstance(self.target, str) else names
 
 
 @dataclass

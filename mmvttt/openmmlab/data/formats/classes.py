@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
-from collections.abc import Collection
 
 from mmvttt.text import listed
 
-from ..reading import Reading
+from ..reading import Picture, Reading
 from ..text_files import read_lines
 from ..tree import TABLES, Tree, common_start
 
+_NUMBERS = re.compile(r'(?:^|[,;\t ])-?[\d.]+(?=[,;\t ]|$)')
 # Names of folders beside others of the same pictures, which no tool gives to a class.
 _ROLES = {
     *('images', 'image', 'imgs', 'img', 'jpegimages', 'photos', 'labels', 'label', 'annotations'),
@@ -63,14 +64,27 @@ def read(tree: Tree) -> Reading:
     return reading
 
 
-def _annotating(tree: Tree, pictures: Collection[str]) -> list[str]:
+def _repeats(tree: Tree, source: str, classes: set[str]) -> bool:
+    """Whether a list of pictures says no more than the folders: the class, and two numbers."""
+    if not source.lower().endswith(('.txt', '.csv', '.tsv')):
+        return False
+    is_table = not source.lower().endswith('.txt')
+    for line in (tree.content(source, read_lines) or [''])[is_table:]:
+        cells = {*re.split(r'[,;\t/\\]', line), *re.split(r'[,;\t/\\ ]', line)}
+        bare = not is_table and len(line.rpartition('/')[2].split()) <= 2
+        if not (cells & classes or bare) or len(_NUMBERS.findall(line)) > 2:
+            return False
+    return True
+
+
+def _annotating(tree: Tree, pictures: dict[str, Picture]) -> list[str]:
     """What may annotate the pictures of class folders."""
-    doubts = []
-    for source in tree.naming(pictures):
-        # A list has a picture and a class in each line.
-        lines = tree.content(source, read_lines) if source.lower().endswith('.txt') else None
-        if not lines or any(len(line.rpartition('/')[2].split()) > 2 for line in lines):
-            doubts.append(f'{source!r} names the pictures, and may annotate them')
+    classes = {picture.target for picture in pictures.values()}
+    doubts = [
+        f'{source!r} names the pictures, and may annotate them'
+        for source in tree.naming(pictures)
+        if not _repeats(tree, source, classes)
+    ]
     stems = {text for inner in pictures for text in _names(inner)}
     beside = [s for s in tree.having('.txt', *TABLES) if _names(s)[1] in stems]
     if len(beside) > 1:

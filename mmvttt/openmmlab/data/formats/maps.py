@@ -84,7 +84,7 @@ def read(tree: Tree) -> Reading:
     if not pairs or reading.lacks:
         return reading
     paths = [tree.path(source) for source in pairs.values()]
-    counts: Counter[int] = Counter()
+    numbers: set[int] = set()
     coloured, lossy, palettes = set(), [], 0
     looks = decoded(_look, paths)
     for (inner, source), pixels in zip(pairs.items(), looks, strict=True):
@@ -93,7 +93,7 @@ def read(tree: Tree) -> Reading:
             reading.broken[source] = 'it is not an image'
             reading.left_out[inner] = 'its label map cannot be read'
             continue
-        counts.update(pixels.counts)
+        numbers.update(pixels.counts)
         coloured.add(pixels.coloured)
         lossy += [source] * pixels.lossy
         palettes += pixels.palette
@@ -105,8 +105,8 @@ def read(tree: Tree) -> Reading:
         )
     elif len(coloured) > 1:
         reading.lacks.append('some are in colours, some in one channel: write all in one channel')
-    elif counts:
-        _name(tree, reading, counts, coloured == {True}, palettes == len(reading.pictures))
+    elif numbers:
+        _name(tree, reading, numbers, coloured == {True}, palettes == len(reading.pictures))
     return reading
 
 
@@ -213,41 +213,43 @@ def _shared(one: list[str], other: list[str]) -> int:
     return first + common_start([one[::-1], other[::-1]])
 
 
-def _name(
-    tree: Tree, reading: Reading, counts: Counter[int], coloured: bool, palette: bool
-) -> None:
-    """Finds the names of the numbers or colours, which must be fewer than a picture's greys."""
+def _name(tree: Tree, reading: Reading, numbers: set[int], coloured: bool, palette: bool) -> None:
+    """Finds the names of the numbers or colours in the maps."""
     lines = read_names(tree, reading)
-    reading.named = bool(lines)
     table = _colours(lines)
     for source in tree.having('.txt', '.csv') if coloured and not table else ():
         if table := _colours(tree.content(source, read_lines) or []):
             reading.used.add(source)
             break
     names = [*table] or [line for line in lines if not line.startswith('#')]
-    colours = [(r << 16) + (g << 8) + b for r, g, b in table.values()]
-    if coloured:
-        unknown = [n for n in counts if n not in colours]
-        if not unknown:
-            reading.classes, reading.lookup = names, {n: k for k, n in enumerate(colours)}
-            return
-        if any(n != (n & 255) * 0x10101 for n in counts):
-            reading.lacks.append(
-                f'they are in {len(counts)} colours, {len(unknown)} without a name: write a line '
-                'NAME:RED,GREEN,BLUE for each into labelmap.txt, or numbers into one channel'
-            )
-            return
-        # Greys in three channels.
-        reading.lookup = {n: n & 255 for n in counts}
-        counts = Counter({n & 255: count for n, count in counts.items()})
-    numbers = {*counts} - {IGNORED}
-    if {*counts} <= {0, IGNORED} and IGNORED in counts:
-        reading.lookup = {n: int(n & 255 > 0) for n in reading.lookup or counts}
+    reading.named = bool(names)
+    colours = {(r << 16) + (g << 8) + b: k for k, (r, g, b) in enumerate(table.values())}
+    if coloured and numbers <= {*colours}:
+        reading.classes, reading.lookup = names, colours
+    elif coloured and any(n != (n & 255) * 0x10101 for n in numbers):
+        reading.lacks.append(
+            f'they are in {len(numbers)} colours, {len(numbers - {*colours})} without a name: '
+            'write a line NAME:RED,GREEN,BLUE for each into labelmap.txt, or numbers into one '
+            'channel'
+        )
+    else:
+        if coloured:
+            # Greys in three channels.
+            reading.lookup = {n: n & 255 for n in numbers}
+            numbers = {*reading.lookup.values()}
+        _name_numbers(reading, numbers, names, palette)
+
+
+def _name_numbers(reading: Reading, numbers: set[int], names: list[str], palette: bool) -> None:
+    """Names the numbers of one channel, which must be fewer than a picture's greys."""
+    if IGNORED in numbers and numbers <= {0, IGNORED}:
+        reading.lookup = {n: int(n & 255 > 0) for n in reading.lookup or numbers}
         reading.classes = names if len(names) == 2 else ['background', *(names or ['object'])]
         reading.notes.append(f'255 in the masks is {reading.classes[-1]!r}, as 1 would be')
         if len(reading.classes) != 2:
             reading.lacks.append(f'{len(names)} names for masks of 0 and 255')
         return
+    numbers = numbers - {IGNORED}
     most = max(numbers, default=0)
     if names and most >= len(names):
         reading.lacks.append(

@@ -86,8 +86,9 @@ def _read_labels(
         entries.append(label)
     if not names:
         reading.lacks += [w for s, w in tree.left_out.items() if s.endswith(('.yaml', '.yml'))]
-    if all(label.fault for label in entries):
-        label = entries[0]
+    wrong = [label for label in entries if label.fault]
+    if wrong and not widths:
+        label = wrong[0]
         reading.lacks.append(f'no label is in its format ({label.source!r}: {label.fault})')
     elif not names:
         reading.lacks.append('no names of the classes: write them into classes.txt, one a line')
@@ -95,10 +96,15 @@ def _read_labels(
         return
     reading.pair(tree, entries, 'label files')
     # A picture of a listed folder without a label file has no object; others are not annotated.
-    listed = {inner for part in reading.listed.values() for inner in part}
-    for inner in sorted(listed - {*reading.pictures, *reading.left_out}):
+    images = {inner for part in reading.listed.values() for inner in part}
+    for inner in sorted(images - {*reading.pictures, *reading.left_out}):
         reading.add(tree, inner, tree.part(inner), ())
-    if shape is not None:
+    _say_kind(reading, widths, shape is not None)
+
+
+def _say_kind(reading: Reading, widths: Counter[int], points: bool) -> None:
+    """Says what kind of objects the lines hold, by how many have how many numbers."""
+    if points:
         reading.notes.append('key points are not trained: the boxes of the labels are read')
     elif [*widths] == [9]:
         reading.notes.append(
