@@ -513,10 +513,27 @@ def test_a_fifth_of_the_label_maps_is_held_out(tmp_path: Path) -> None:
 def test_names_of_label_maps_follow_their_numbers(tmp_path: Path) -> None:
     root = make(tmp_path, MAPS)
     assert any('no list names the numbers 0 to 2' in note for note in read_folder(root).notes)
-    make(root, {'labels.txt': '__ignore__\nsoil\ncrop\nweed'})
-    data = read_folder(root)
-    assert data.classes == ('soil', 'crop', 'weed')
-    assert not any('no list names' in note for note in data.notes)
+    for text, first in (
+        ('__ignore__\nsoil\ncrop\nweed', 'soil'),
+        ('0: soil\n1: crop\n2: weed\n', 'soil'),
+        ('id,name\n0,soil\n1,crop\n2,weed', 'soil'),
+        ('1 crop\n2 weed', 'class 0'),
+        ('\ncrop\nweed\n', 'class 0'),
+    ):
+        make(root, {'labels.txt': text})
+        data = read_folder(root)
+        assert data.classes == (first, 'crop', 'weed')
+        assert not any('no list names' in note for note in data.notes)
+
+
+def test_an_empty_line_in_a_list_of_names_is_a_number(tmp_path: Path) -> None:
+    root = make(tmp_path, YOLO | {'data.yaml': '', 'obj.names': 'ox\n\n1 euro\n2 euro\n'})
+    for number, name in (('0', 'ox'), ('2', '1 euro'), ('3', '2 euro')):
+        make(root, each(('labels/{}.txt', number + LINE[1:])))
+        assert read_folder(root).classes == (name,)
+    make(root, each(('labels/{}.txt', '1' + LINE[1:])))
+    with pytest.raises(DataError, match='class 1 is none of ox, 1 euro, 2 euro'):
+        read_folder(root)
 
 
 def test_folders_of_the_same_names_are_said(tmp_path: Path) -> None:

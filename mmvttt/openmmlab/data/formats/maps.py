@@ -222,6 +222,7 @@ def _name(tree: Tree, reading: Reading, numbers: set[int], coloured: bool, palet
             reading.used.add(source)
             break
     names = [*table] or [line for line in lines if not line.startswith('#')]
+    names = [name or f'class {number}' for number, name in enumerate(names)]
     reading.named = bool(names)
     colours = {(r << 16) + (g << 8) + b: k for k, (r, g, b) in enumerate(table.values())}
     if coloured and numbers <= {*colours}:
@@ -276,7 +277,7 @@ def _name_numbers(reading: Reading, numbers: set[int], names: list[str], palette
 def _colours(lines: list[str]) -> dict[str, list[int]]:
     """Names and colours in a text that has nothing else, but for a head and comments."""
     rows = [row for row in map(_COLOUR.match, lines) if row]
-    if len(rows) < len([line for line in lines if not line.startswith('#')]) - 1:
+    if len(rows) < len([line for line in lines if line and line[0] != '#']) - 1:
         return {}
     return {row[4] or row[5]: [int(row[n] or row[n + 5]) for n in (1, 2, 3)] for row in rows}
 

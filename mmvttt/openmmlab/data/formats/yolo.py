@@ -62,10 +62,10 @@ def _numbered(names: Any) -> dict[int, str]:
     names = [names] if isinstance(names, str) else names
     try:
         pairs = names.items() if isinstance(names, dict) else enumerate(names)
-        numbered = {int(number): name for number, name in pairs}
+        numbered = {int(number): name for number, name in pairs if name != ''}
     except (TypeError, ValueError):
         return {}
-    whole = all(isinstance(name, str) and name for name in numbered.values())
+    whole = all(isinstance(name, str) for name in numbered.values())
     return numbered if whole else {}
 
 
