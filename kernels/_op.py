@@ -231,13 +231,17 @@ class Op:
     def _call_registered(self, args: Args, backend: str | None) -> tuple[Tensor, ...]:
         resolved, args = _backend.resolve(self.name, backend), self.prepare(args)
         tensors = [args[i] for i in self.tensors if args[i] is not None]
+        # torch.onnx.export of a module, not of a program, takes no table of decompositions.
+        registered: Any = self.registered
+        if torch.onnx.is_in_onnx_export():
+            registered = self.reference.exported
         if _inputs.transformed(*tensors):
             out: Any = _inputs.by_definition(self.definition, *args)
         elif self.keeps:
             keep = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-            out = self.registered(*args, resolved, keep)
+            out = registered(*args, resolved, keep)
         else:
-            out = self.registered(*args, resolved)
+            out = registered(*args, resolved)
         return out[: self.results] if isinstance(out, tuple) else (out,)
 
     def prepare(self, args: Args) -> Args:

@@ -180,7 +180,7 @@ def test_compiles_into_one_graph(op):
 
 
 @every_op
-def test_exports_with_any_batch_and_number_of_tokens(op):
+def test_exports_with_any_batch_and_number_of_tokens(op, monkeypatch):
     class Module(torch.nn.Module):
         def forward(self, *tensors):
             return on(op, None)(dict(zip(names, tensors, strict=True)))
@@ -198,6 +198,11 @@ def test_exports_with_any_batch_and_number_of_tokens(op):
     assert registered in {node.target for node in program.graph.nodes}
     actual = program.module()(*larger.values())
     torch.testing.assert_close(actual, on(op, None)(larger))
+    # torch.onnx.export of a module gets torch's operators.
+    monkeypatch.setattr(torch.onnx, 'is_in_onnx_export', lambda: True)
+    program = torch.export.export(Module(), tuple(inputs.values()))
+    assert registered not in {node.target for node in program.graph.nodes}
+    torch.testing.assert_close(program.module()(*inputs.values()), on(op, None)(inputs))
 
 
 class Decomposed(TorchDispatchMode):
