@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.deploy.export import export_module
+from mmvttt.deploy.runtime import OnnxFile
 from mmvttt.errors import OptionError, UsageError
 from mmvttt.models.backbones import TimmViT
 from mmvttt.models.distillation import distillation_losses, new_parameters
@@ -31,6 +32,7 @@ from .building import SOFTMAX, shaken
 
 T = pytest.importorskip('transformers', reason='needs transformers')
 transformers = pytest.importorskip('mmvttt.models.linearize.transformers')
+run = pytest.importorskip('mmvttt.models.linearize.encoders').run
 
 WIDTH = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
 MLP = dict(WIDTH, intermediate_size=64)
@@ -137,6 +139,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         ),
         'not the patches',
     ),
+    # Its own attentions are in a module of images, with no patches of theirs.
+    'Detr': (
+        'DetrModel',
+        dict(DETR, backbone_config=T.ResNetConfig(
+            embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], out_features=['stage2'],
+        )),
+        'embeds their patches',
+    ),
     'ViT': ('ViTModel', dict(VIT, attention_probs_dropout_prob=0.1), 'dropout'),
 }  # fmt: skip
 
@@ -217,6 +227,34 @@ def test_what_cannot_be_right_is_refused(name: str) -> None:
     assert 'mmvttt' not in model.config.to_json_string()
 
 
+def test_what_an_encoder_is_told_by() -> None:
+    source = T.ViTModel(T.ViTConfig(**VIT, num_channels=1)).eval()
+    # A later convolution of images, and an attention that sees only tokens before its own.
+    source.later = nn.Conv2d(1, 8, 8, 8)
+    source.layers[1].attention.is_causal = True
+    x, same = image()[:, :1], copy.deepcopy(source)
+    record = linearize(same, **SOFTMAX)
+    assert record.replaced == ['layers.0.attention']
+    assert record.left == {'layers.1.attention': 'it is causal'}
+    torch.testing.assert_close(first(same(x)), first(source(x)), rtol=1e-4, atol=1e-4)
+    with pytest.raises(OptionError, match='causal'):
+        linearize(source, where='layers.1.attention')
+
+
+def test_an_encoder_runs_on_images_of_any_size() -> None:
+    x = image(48, 64)
+    for name in ('ViT', 'Dinov2'):
+        assert first(run(encoder(build(name)), x)).isfinite().all()
+
+    class Plain(nn.Module):
+        config = SimpleNamespace(image_size=48)
+
+        def forward(self, pixel_values: Tensor) -> Tensor:
+            return pixel_values
+
+    assert run(Plain(), x) is x
+
+
 def renamed(source: nn.Module, names: list[str]) -> dict[str, Tensor]:
     """Weights of transformers' layers under the names of timm's blocks."""
     theirs = {
@@ -268,6 +306,8 @@ def test_configs_say_how_a_model_is_linearized(tmp_path: Path) -> None:
     source.save_pretrained(tmp_path / 'source')
     with pytest.raises(OptionError, match='linearize'):
         transformers.from_pretrained(auto, tmp_path / 'source')
+    with pytest.raises(OptionError, match='no class'):
+        transformers.from_pretrained(T.AutoModelForImageClassification, tmp_path)
     again = type(model).from_pretrained(tmp_path / 'source', config=model.config)
     for name, parameter in again.named_parameters():
         if name in new_parameters(again):
@@ -305,7 +345,10 @@ def test_a_part_is_linearized(tmp_path: Path) -> None:
     model, x = build('DepthAnything', linear=False), image(48, 64)
     linearize(model.backbone)
     expected = model(x).predicted_depth
-    model.save_pretrained(tmp_path)
+    model.activation_checkpointing_enable()
+    with pytest.raises(OptionError, match='linearize the whole model'):
+        model.train()(x).predicted_depth.sum().backward()
+    model.eval().save_pretrained(tmp_path)
     auto = T.AutoModelForDepthEstimation
     again = transformers.from_pretrained(auto, tmp_path).eval()
     assert torch.equal(again(x).predicted_depth, expected)
@@ -378,6 +421,9 @@ def test_what_a_linearized_attention_does_not_have() -> None:
         assert torch.equal(model(x, attention_mask=tokens).logits, expected)
     with pytest.raises(OptionError, match='size of its map'):
         model.vit.layers[0](torch.randn(1, 37, 32))
+    # transformers' own error.
+    with pytest.raises(AttributeError, match='NoneType'):
+        model.vit()
     for mistake in (lambda: linearize(model), lambda: build('ViT', step='dynamic')):
         with pytest.raises(OptionError):
             mistake()
@@ -423,7 +469,7 @@ def test_the_size_of_a_map_is_of_its_call(name: str) -> None:
     for reentrant in (None, False, True):
         twin = copy.deepcopy(model).train()
         if reentrant is not None:
-            twin.gradient_checkpointing_enable(dict(use_reentrant=reentrant))
+            twin.activation_checkpointing_enable(dict(use_reentrant=reentrant))
         inputs = [x.clone().requires_grad_() for x in images]
         losses = [outputs(twin, x).square().mean() for x in inputs]
         for loss in losses:
@@ -443,15 +489,30 @@ def test_compiled_and_exported(name: str, tmp_path: Path) -> None:
     model, x = build(name), image(48, 48)
     compiled = torch.compile(model, fullgraph=True, backend='eager')
     torch.testing.assert_close(outputs_of(compiled, x), outputs_of(model, x))
+    model.train().activation_checkpointing_enable()
+    gradients = []
+    for call in (model, torch.compile(model, fullgraph=True, backend='eager')):
+        model.zero_grad()
+        outputs_of(call, x).square().mean().backward()
+        gradients.append({n: p.grad for n, p in model.named_parameters()})
+    # fp32, the same sums in another order.
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5)
+    model.eval().activation_checkpointing_disable()
     with torch.autocast('cpu', torch.bfloat16):
         torch.testing.assert_close(outputs_of(model, x), outputs_of(model, x))
     half = copy.deepcopy(model).bfloat16()
     assert outputs_of(half, x.bfloat16()).dtype == torch.bfloat16
     if name != 'DepthAnything':
         return
-    run = export_module(_Tensors(model).eval(), x, tmp_path / 'a.onnx', fixed_size=True)
+    exported = export_module(_Tensors(model).eval(), x, tmp_path / 'a.onnx', fixed_size=True)
     torch.testing.assert_close(
-        torch.as_tensor(run(x)[0]), outputs_of(model, x), rtol=1e-3, atol=1e-4
+        torch.as_tensor(exported(x)[0]), outputs_of(model, x), rtol=1e-3, atol=1e-4
+    )
+    # torch's own door, which has a table of torch's operators only.
+    path = tmp_path / 'b.onnx'
+    torch.onnx.export(model, (x,), path, input_names=['image'], dynamo=True, verbose=False)
+    torch.testing.assert_close(
+        torch.as_tensor(OnnxFile(path)(x)[0]), outputs_of(model, x), rtol=1e-3, atol=1e-4
     )
 
 

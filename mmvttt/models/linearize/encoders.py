@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 
 from .replacement import CAUSAL, CROSS, NO_MAP, TUBES, MapSize
 
@@ -81,7 +81,6 @@ def _attentions(model: nn.Module) -> dict[str, Any]:
         name: module
         for name, module in model.named_modules()
         if hasattr(module, 'is_causal') and hasattr(module, 'config')
-        if not isinstance(module, PreTrainedModel)
     }
 
 
@@ -93,15 +92,13 @@ def _embeds_patches(module: nn.Module, encoder: Any) -> bool:
     return (
         isinstance(module, nn.Conv2d)
         and module.in_channels == getattr(encoder.config, 'num_channels', 3)
-        and module.kernel_size == module.stride != (1, 1)
+        and module.kernel_size == module.stride
     )
 
 
 def patch_grid(patches: Any, image: Sequence[int]) -> MapSize:
     """The size of the map that a convolution makes of an image of this height and width."""
-    padding = (0, 0) if isinstance(patches.padding, str) else patches.padding
-    sides = zip(image, padding, patches.stride, strict=True)
-    return MapSize(*((side + 2 * pad) // step for side, pad, step in sides))
+    return MapSize(*(side // step for side, step in zip(image, patches.stride, strict=True)))
 
 
 def run(encoder: Any, images: Tensor, **options: Any) -> Any:

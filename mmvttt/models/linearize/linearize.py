@@ -11,7 +11,7 @@ from torch import nn
 from mmvttt.errors import OptionError
 
 from .account import NUMBER, Linearization, replace
-from .replacement import ASIDE, LINEAR
+from .replacement import ASIDE, LINEAR, Part
 
 # Package of a model's class → the module here that knows the attentions of its models.
 _FAMILIES = {'timm': 'vit', 'diffusers': 'diffusion', 'transformers': 'transformers'}
@@ -93,7 +93,7 @@ def linearize(
         raise OptionError(f'{type(model).__name__} cannot be linearized: {reason}.')
     if recipe.where != 'all' and not {*candidates} >= {*recipe.where}:
         raise OptionError(f'where={where!r} is for the attentions {", ".join(recipe.where)}')
-    names = _chosen(where if recipe.where == 'all' else recipe.where, candidates)
+    names = _chosen(where if recipe.where == 'all' else recipe.where, candidates, parts)
     return replace(model, names, parts, family.install, {**recipe.options, **options})
 
 
@@ -117,18 +117,22 @@ def _family(model: nn.Module) -> ModuleType:
     )
 
 
-def _chosen(where: str | int | Sequence[int | str], parts: Sequence[str]) -> list[str]:
+def _chosen(
+    where: str | int | Sequence[int | str], candidates: Sequence[str], parts: Mapping[str, Part]
+) -> list[str]:
     """Names of the attentions that `where` means, in their order."""
     if isinstance(where, str) and where in ('all', *RECIPES):
-        return list(parts)
+        return list(candidates)
     chosen = set()
     for item in [where] if isinstance(where, str | int | Integral) else where:
         # 'blocks.3.attn' and 'backbone.encoder.layer.3.attention' are of block 3.
-        names = [n for n in parts if item == n or [str(item)] == NUMBER.findall(f'{n}.')[:1]]
+        names = [n for n in candidates if [str(item)] == NUMBER.findall(f'{n}.')[:1]]
+        # The name of one that is left aside gets the reason from `replace`.
+        names += {item} & {*parts}
         if not names:
             raise OptionError(
                 f'where={item!r} is not a self-attention of this model: give {["all", *RECIPES]}, '
-                f'indices of blocks, or names, {parts[0]!r} to {parts[-1]!r}.'
+                f'indices of blocks, or names, {candidates[0]!r} to {candidates[-1]!r}.'
             )
         chosen |= set(names)
     if not chosen:

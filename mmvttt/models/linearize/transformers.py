@@ -75,7 +75,15 @@ class TTT(Replacement):
         prefix, suffix = self.layout
         # Tokens behind the map move in front of it.
         q, k, v = (_rolled(y.transpose(1, 2).flatten(2), suffix) for y in (q, k, v))
-        size = checked_size(_current(), q, prefix + suffix)
+        size = _current()
+        if size is None:
+            raise OptionError(
+                'A linearized attention does not know the size of its map: call its image encoder '
+                'on images, not a layer on tokens. To recompute layers in the backward pass, '
+                'linearize the whole model, not a part of it, and call its '
+                'activation_checkpointing_enable().'
+            )
+        checked_size(size, q, prefix + suffix)
         y = self.mix(q, q, k, v, size, prefix + suffix).to(q.dtype)
         return _rolled(y, -suffix).unflatten(-1, self.heads)
 
@@ -180,13 +188,15 @@ def install(model: nn.Module, built: Mapping[str, TTT], left: Collection[str], n
 def _enter(patches: str, encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Forward pre-hook of an encoder: its attentions are called on a map of this size."""
     _CALLS.sizes.append(None)
-    images = kwargs['pixel_values'] if 'pixel_values' in kwargs else args[0]
+    images = kwargs.get('pixel_values', args[0] if args else None)
     if kwargs.get('output_attentions') or encoder.config.output_attentions:
         raise OptionError('A linearized attention has no weights: leave output_attentions out.')
     masks = [n for n, v in kwargs.items() if n.endswith('attention_mask') and v is not None]
     if torch.compiler.is_exporting() and masks:
         raise OptionError(f'A linearized attention sees all tokens: export without {masks[0]}.')
-    _CALLS.sizes[-1] = patch_grid(encoder.get_submodule(patches), map_size(images))
+    # Of anything else the model says what is wrong.
+    if isinstance(images, Tensor):
+        _CALLS.sizes[-1] = patch_grid(encoder.get_submodule(patches), map_size(images))
 
 
 def _leave(*_: Any) -> None:
@@ -204,6 +214,9 @@ def _checkpoint(checkpoint: Callable[..., Any], function: Callable[..., Any], *a
 
 
 def _on_map(size: Any, function: Callable[..., Any], *args: Any) -> Any:
+    if _current() == size:
+        # The first run. torch.compile takes no changed list inside of a checkpoint.
+        return function(*args)
     _CALLS.sizes.append(size)
     try:
         return function(*args)
@@ -306,6 +319,11 @@ def from_pretrained(
     mapping = getattr(source, '_model_mapping', None)
     if mapping is not None:
         config, _ = AutoConfig.from_pretrained(folder, return_unused_kwargs=True, **options)
+        if type(config) not in mapping:
+            raise OptionError(
+                f'{os.fspath(folder)} holds a model of {type(config).__name__}, for which '
+                f'{source.__name__} has no class: give the class that wrote the folder.'
+            )
         source = mapping[type(config)]
         source = source[0] if isinstance(source, tuple | list) else source
     return linear_class(source).from_pretrained(folder, **options)
