@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from . import __version__
-from .cli import plain_errors, tool_name
+from .cli import Parser, plain_errors, tool_name
 from .distributions import overlaid
 from .errors import suggest
 
@@ -165,7 +165,7 @@ def main(argv: list[str] | None = None) -> None:
     if argv and not argv[0].startswith('-'):
         run_tool(argv[0], argv[1:])
         return
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog='mmvttt',
         usage='mmvttt [--patches] | mmvttt TOOL [OPTIONS]',
         description=__doc__,

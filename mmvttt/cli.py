@@ -9,10 +9,11 @@ import math
 import os
 import select
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from .arguments import check_device
 from .errors import CheckpointError, DataError, UsageError
@@ -20,16 +21,34 @@ from .outputs import check_new_file, check_new_folder
 from .text import one_line
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors show arguments, such as names of files, without control characters."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(one_line(message))
+
+
+def _one_line_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    return f'{filename}:{lineno}: {category.__name__}: {one_line(message)}\n'
+
+
 def command_line(doc: str | None) -> argparse.ArgumentParser:
     """A parser whose --help is the docstring of a tool, as it is written.
 
     A tool imports what it needs after it has parsed its arguments: --help is quick, and works on
-    any machine.
+    any machine. Its warnings, which may have names from strangers' files, are one line each.
     """
+    warnings.formatwarning = _one_line_warning
     # Threads of torch wait for each other by spinning, for milliseconds: where other programs have
     # the cores, steps take many times as long. torch reads this when it is imported.
     os.environ.setdefault('GOMP_SPINCOUNT', '3000')
-    return argparse.ArgumentParser(
+    return Parser(
         prog=f'mmvttt {tool_name(sys.argv[0])}',
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,13 +1,14 @@
 """What the screen shows of a training, and `--plain`."""
 
 import shlex
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mmvttt.checkpoints.load import LoadReport
-from mmvttt.cli import plain_errors
+from mmvttt.cli import command_line, plain_errors
 from mmvttt.errors import DataError
 from mmvttt.openmmlab.data.findings import Findings
 from mmvttt.text import command
@@ -67,3 +68,17 @@ def test_a_name_adds_no_line_to_what_is_said(capsys: pytest.CaptureFixture) -> N
     for text, lines in ((findings, 3), (report, 2), (capsys.readouterr().err, 1)):
         assert len(str(text).splitlines()) == lines
         assert '\x1b' not in str(text)
+
+
+def test_a_name_adds_no_line_to_an_error_of_arguments_or_a_warning(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warnings, 'formatwarning', None)
+    parser = command_line('Predicts.')
+    with pytest.raises(SystemExit, match='2'):
+        parser.parse_args([STRANGE, '--\x9b2J'])
+    warning = warnings.formatwarning(UserWarning(f'no letters {STRANGE}'), UserWarning, 'a.py', 1)
+    assert len(warning.splitlines()) == 1
+    for text in (capsys.readouterr().err, warning):
+        assert all(c.isprintable() or c == '\n' for c in text)
+        assert r'cat\x1b]0;title\x07\nerror' in text

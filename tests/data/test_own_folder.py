@@ -263,6 +263,12 @@ def test_a_missing_picture_and_an_unknown_folder_are_errors(tmp_path: Path) -> N
     text(tmp_path / 'annotations.json', dict(coco(['a.jpg']), categories=[]))
     with pytest.raises(DataError, match=r"annotations\.json'"):
         read_folder(tmp_path)
+    # mmdet's table of classes fails at it, after the training.
+    broken = dict(coco(['a.jpg']), categories=[dict(id=3, name='cat\u2028dog')])
+    text(tmp_path / 'annotations.json', broken)
+    picture(tmp_path / 'b.jpg')
+    with pytest.raises(DataError, match=r'have line breaks.*cat\\u2028dog'):
+        read_folder(tmp_path)
 
 
 def test_one_channel_photographs_in_class_folders_are_no_label_maps(tmp_path: Path) -> None:

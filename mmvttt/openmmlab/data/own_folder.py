@@ -292,6 +292,11 @@ def _settle(data: OwnFolder, reading: Reading) -> None:
             data.notes.append(
                 f'classes of which no picture is trained, only validated: {listed(unseen)}'
             )
+    if breaks := [name for name in classes if len(name.splitlines()) > 1]:
+        raise DataError(
+            f'names of classes have line breaks, which tables and lists cannot have: '
+            f'{listed(breaks)}; rename them'
+        )
     data.classes, data.lookup = tuple(classes), reading.lookup
     if not classes or not data.train or not data.val:
         faults = [f'{path}: {why}' for path, why in reading.broken.items()]

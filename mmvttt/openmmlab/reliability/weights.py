@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mmvttt.checkpoints.published import PUBLISHED, SCHEME
 from mmvttt.checkpoints.read import saved_classes
 from mmvttt.checkpoints.sources import find_source
+from mmvttt.text import one_line
 
 from ..registry import resolve_type
 from ..tasks import ROWS_OF_CLASS, class_layer, task_of
@@ -128,7 +129,7 @@ class FitHeads(Hook):
         if numbered or (classes and not what):
             what.append('row k of heads stays with class k: it does not say whose row that is')
         if what:
-            runner.logger.info(f'{runner._load_from}: {"; ".join(what)}')
+            runner.logger.info(one_line(f'{runner._load_from}: {"; ".join(what)}'))
 
 
 def _published_classes(model: nn.Module, source: str | None) -> tuple[str, ...]:
