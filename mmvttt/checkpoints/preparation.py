@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from ast import literal_eval
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ _SWAPS = ('bgr_to_rgb', 'rgb_to_bgr', 'to_rgb', 'channel_conversion', '_channel_
 _INSIDE = re.compile(r'model\.(?:module\.)?data_preprocessor\.')
 _STEP = re.compile(r'(train_dataloader\..*pipeline\.\d+\.)type')
 _OPTION = re.compile(rf'.*data_preprocessor\.(?:(mean|std)\.\d+|({"|".join(_SWAPS)}))')
+_BOOLEANS = {'True': 1, 'False': 0}
 _log = logging.getLogger(__name__)
 
 
@@ -83,7 +83,9 @@ def saved_preparation(content: Any) -> Preparation | None:
                 options = {'to_rgb': 'True', **options}
                 inside = {f'data_preprocessor.{name}': v for name, v in options.items()}
             here = _of_settings(inside or settings)
-            return both(here, _of_settings(before)) if step else here
+            # Numbers of channels that do not go together are those of no images.
+            with suppress(ValueError):
+                return both(here, _of_settings(before)) if step else here
     return None
 
 
@@ -108,8 +110,8 @@ def _of_settings(settings: Mapping[str, Any]) -> Preparation:
     values: dict[str, Any] = {}
     for key, text in settings.items():
         if match := _OPTION.fullmatch(key):
-            with suppress(ValueError, SyntaxError, TypeError):
-                value = float(literal_eval(text))
+            with suppress(ValueError):
+                value = float(_BOOLEANS.get(str(text), text))
                 values.setdefault(match[1] or match[2], []).append(value)
     swapped = {name: any(values[name]) for name in _SWAPS if name in values}
     return of_preprocessor(values | swapped)

@@ -236,19 +236,20 @@ def under(weights: Mapping[Any, Any], prefix: str = '') -> dict[str, Tensor]:
     }
 
 
-def saved_dataset(content: Any) -> Mapping[str, Any]:
-    """Returns the `dataset_meta` of an OpenMMLab checkpoint: names and colours of the classes."""
-    match content:
-        case {'meta': {'dataset_meta': Mapping() as data}}:
-            return data
-    return {}
-
-
 def saved_classes(content: Any) -> tuple[str, ...]:
     """Names of the classes that the content of a checkpoint was trained for, if it has them."""
-    data = saved_dataset(content)
-    names = data.get('classes', data.get('CLASSES'))
-    return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
+    return saved_dataset(content).get('classes', ())
+
+
+def saved_dataset(content: Any) -> dict[str, Any]:
+    """Returns names and colours of the classes in an OpenMMLab checkpoint, if it has names."""
+    match content:
+        case {'meta': {'dataset_meta': Mapping() as data}}:
+            names, palette = data.get('classes', data.get('CLASSES')), data.get('palette')
+            if isinstance(names, list | tuple):
+                palette = palette if isinstance(palette, list | tuple) else None
+                return dict(classes=tuple(map(str, names)), palette=palette)
+    return {}
 
 
 def _say_which(content: Any, held: Sequence[str], source: str) -> None:

@@ -41,6 +41,7 @@ class ExportedFile(nn.Module):
         self.notes: Mapping[str, str] = {}
         try:
             self.names, self.shape = self._open()
+            _, _, height, width = self.shape
         except UsageError:
             raise
         except Exception as error:
@@ -48,9 +49,8 @@ class ExportedFile(nn.Module):
             raise UsageError(
                 f'{self.path!r} is not a file of tools/export.py for {self.runtime}: {reason}'
             ) from error
-        height, width = self.shape[2:]
         free = isinstance(height, str) or isinstance(width, str)
-        self.size = None if free else (height, width)
+        self.size = None if free else (int(height), int(width))
 
     def __reduce__(self) -> Any:
         return type(self), (self.path,)
@@ -93,11 +93,12 @@ class OnnxFile(ExportedFile):
         )
         self.notes = self.session.get_modelmeta().custom_metadata_map
         (image,) = self.session.get_inputs()
+        self.image = image.name
         # A free dimension has a name instead of a number.
         return tuple(output.name for output in self.session.get_outputs()), tuple(image.shape)
 
     def _run(self, image: np.ndarray) -> Sequence[np.ndarray]:
-        return self.session.run(None, {'image': image})
+        return self.session.run(None, {self.image: image})
 
 
 class OpenVINOFile(ExportedFile):

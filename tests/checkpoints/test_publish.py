@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import yaml
 
 from mmvttt.checkpoints.preparation import saved_preparation
 from mmvttt.checkpoints.publish import model_card, publish_checkpoint
-from mmvttt.checkpoints.read import open_checkpoint
+from mmvttt.checkpoints.read import open_checkpoint, saved_dataset
 from mmvttt.errors import UsageError
 
 
@@ -137,3 +138,27 @@ def test_no_file_is_written_over(trained: Path) -> None:
 def test_mistakes(name: str, options: dict, trained: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         publish_checkpoint(trained, tmp_path / name, **options)
+
+
+@pytest.mark.parametrize(
+    'meta',
+    [
+        dict(dataset_meta=dict(classes=5)),
+        dict(dataset_meta=dict(classes=torch.zeros(3), palette=torch.zeros(3))),
+        dict(dataset_meta=[1], settings=[1]),
+        dict(settings={'data_preprocessor.mean.0': '-' * 200_000 + '1', 3: 4}),
+        dict(
+            settings={
+                'train_dataloader.dataset.pipeline.1.type': 'Normalize',
+                **{f'train_dataloader.dataset.pipeline.1.mean.{i}': '1' for i in range(3)},
+                **{f'data_preprocessor.std.{i}': '1' for i in range(2)},
+            }
+        ),
+    ],
+    ids=['a number', 'a tensor', 'a list', 'deep', 'other channels'],
+)
+def test_what_a_stranger_says_of_its_classes_and_images(meta: Any) -> None:
+    """A checkpoint that says it in another way says nothing."""
+    assert saved_dataset(dict(meta=meta)) == {}
+    said = saved_preparation(dict(meta=meta))
+    assert said is None or said.mean == [0]

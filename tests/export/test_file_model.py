@@ -11,6 +11,7 @@ import torch
 from mmengine.registry import TRANSFORMS
 
 from mmvttt.errors import UsageError
+from mmvttt.openmmlab.export import file_model
 from mmvttt.openmmlab.export.file_model import ResizeInto, require_same_preparation
 
 onnx = pytest.importorskip('onnx')
@@ -84,3 +85,21 @@ def test_a_file_is_for_the_images_of_its_export() -> None:
         file = SimpleNamespace(path='a.onnx', notes={**good, **wrong})
         with pytest.raises(UsageError):
             require_same_preparation(file, preprocessor)
+
+
+NOTES = {
+    'mean': ('x', '{}', '["a"]', '[' * 10**5, '[[1], [2, 3]]'),
+    'picture_size': ('x', '"ab"', '[0, 0]', '[-5, 9]', '[65, 64]', '[64]', '5'),
+    'classes': ('5', 'x', '["b", "a"]', '["a", "b", "c"]'),
+}
+
+
+@pytest.mark.parametrize('name', NOTES)
+def test_notes_of_a_stranger_are_an_error_of_usage(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text in NOTES[name]:
+        file = SimpleNamespace(path='a.onnx', notes={name: text}, size=(64, 64))
+        monkeypatch.setattr(file_model, 'open_exported', lambda *_, file=file: file)
+        with pytest.raises(UsageError, match=r'a\.onnx'):
+            file_model.open_for('a.onnx', [], classes=['a', 'b'])

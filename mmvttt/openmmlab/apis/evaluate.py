@@ -13,7 +13,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 from torch import nn
 
-from mmvttt.checkpoints.read import read_content
+from mmvttt.checkpoints.read import read_content, saved_classes
 from mmvttt.deploy.prepare import half_type, prepare
 from mmvttt.errors import UsageError
 from mmvttt.outputs import check_new_file
@@ -91,7 +91,8 @@ def evaluate(
         enable_tta(cfg, task, sets)
     exported = None
     if file is not None:
-        exported = open_for(file, [d.config['pipeline'] for d in sets if not d.metric], amp)
+        pipelines = [data.config['pipeline'] for data in sets if not data.metric]
+        exported = open_for(file, pipelines, amp, saved_classes(read_content(source, mmap=True)))
 
     def other(model: Any) -> nn.Module:
         if exported is not None:

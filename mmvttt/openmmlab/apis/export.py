@@ -84,7 +84,7 @@ def export_model(
         divisor = getattr(model.model.data_preprocessor, 'pad_size_divisor', 1)
         size = -(-picture[0] // divisor) * divisor, -(-picture[1] // divisor) * divisor
         network.picture, options['predictions'] = picture, _compare_predictions
-    notes = {k: json.dumps(v) for k, v in (about | dict(picture_size=picture)).items()}
+    notes = {k: json.dumps(v, default=str) for k, v in (about | dict(picture_size=picture)).items()}
     yield from write_model(model, network, checkpoint, out, size, about=notes, **options)
 
 

@@ -91,9 +91,10 @@ def open_model(
         model_config.setdefault('data_preprocessor', preprocessor)
     given = tests[0].config
     # Names and colours of the classes: the checkpoint's, else of the data set.
-    dataset = {**tests[0].metainfo, **saved_dataset(opened.content)}
+    saved = saved_dataset(opened.content)
+    dataset = {**tests[0].metainfo, **saved}
     pipeline = copy.deepcopy(list(given.get('pipeline') or ()))
-    exported = None if file is None else open_for(file, [pipeline], amp)
+    exported = None if file is None else open_for(file, [pipeline], amp, saved.get('classes', ()))
     with building(config):
         model = MODELS.build(model_config)
         predictor = Predictor(model, task, pipeline, dataset)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch.nn.functional as F
 from mmengine.model import BaseModel
 from torch import Tensor
 
-from mmvttt.checkpoints.preparation import OPTIONS, differences, of_preprocessor
+from mmvttt.checkpoints.preparation import OPTIONS, Preparation, differences, of_preprocessor
 from mmvttt.deploy.runtime import ExportedFile, open_exported
-from mmvttt.errors import UsageError
+from mmvttt.errors import UsageError, first_line
+from mmvttt.text import listed
 
 from ..registry import TRANSFORMS, resolve_type, type_name
 
@@ -65,17 +66,70 @@ class FileModel(BaseModel):
         return F.pad(image, (0, size[1] - width, 0, size[0] - height))
 
 
+class Notes(NamedTuple):
+    """What a file's metadata says, each None where it says nothing.
+
+    Attributes:
+        picture: (height, width) of the pictures, inside of the file's size.
+        preparation: Of the images that it was exported for.
+        classes: Their names.
+    """
+
+    picture: tuple[int, int] | None
+    preparation: Preparation | None
+    classes: list[str] | None
+
+
+def notes_of(file: ExportedFile) -> Notes:
+    """Reads the notes that `export_model` has written into a file.
+
+    Raises:
+        UsageError: They make no sense.
+    """
+    names = (*OPTIONS, 'picture_size', 'classes')
+    try:
+        notes = {name: json.loads(file.notes[name]) for name in names if name in file.notes}
+        preparation = of_preprocessor(notes) if 'mean' in notes else None
+        picture = classes = None
+        if 'picture_size' in notes:
+            height, width = map(int, notes['picture_size'])
+            picture, most = (height, width), file.size or (height, width)
+            if not (0 < height <= most[0] and 0 < width <= most[1]):
+                raise ValueError(f'pictures of {height}×{width}')
+        if 'classes' in notes:
+            classes = [*map(str, notes['classes'])]
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UsageError(
+            f'{file.path!r} has notes that export does not write ({first_line(error)}): export it '
+            'again'
+        ) from error
+    return Notes(picture, preparation, classes)
+
+
 def open_for(
-    path: str | os.PathLike[str], pipelines: Iterable[list], amp: bool = False
+    path: str | os.PathLike[str],
+    pipelines: Iterable[list],
+    amp: bool = False,
+    classes: Sequence[str] = (),
 ) -> ExportedFile:
     """Opens a file that predicts for a model, and fits its test pipelines to the file's size.
 
     Each `Resize` becomes `ResizeInto`, for pictures of the size in the file's notes: what the file
-    takes beyond it is padding. With `amp` OpenVINO computes in bf16.
+    takes beyond it is padding. With `amp` OpenVINO computes in bf16. `classes` are the names in
+    the model's checkpoint, if it has some.
+
+    Raises:
+        UsageError: The file cannot be used, or has other classes.
     """
     file = open_exported(path, 'bfloat16' if amp else 'float32')
+    notes = notes_of(file)
+    if classes and notes.classes and notes.classes != [*classes]:
+        raise UsageError(
+            f'{file.path!r} was exported for the classes {listed(notes.classes)}, and the '
+            f'checkpoint has {listed(classes)}: give the checkpoint that it was exported from'
+        )
     for pipeline in pipelines if file.size is not None else ():
-        size = json.loads(file.notes.get('picture_size', 'null')) or file.size
+        size = notes.picture or file.size
         for i, step in enumerate(pipeline):
             if type_name(step['type']).rpartition('.')[2] == 'Resize':
                 pipeline[i] = dict(type='mmvttt.ResizeInto', resize=step, size=size)
@@ -88,11 +142,9 @@ def require_same_preparation(file: ExportedFile, preprocessor: Any) -> None:
     Raises:
         UsageError: They differ, so that the file would see other numbers than its model.
     """
-    if 'mean' not in file.notes:
-        # Written from a model without a config, or by another program.
-        return
-    saved = of_preprocessor({k: json.loads(file.notes[k]) for k in OPTIONS if k in file.notes})
-    for name, there, here in differences(saved, of_preprocessor(preprocessor)):
+    saved = notes_of(file).preparation
+    # None: written from a model without a config, or by another program.
+    for name, there, here in differences(saved, of_preprocessor(preprocessor)) if saved else ():
         raise UsageError(
             f'{file.path!r} was exported for images with {name}={there}, and the '
             f"data_preprocessor here has {name}={here}: give the export's config"

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from mmvttt.errors import UsageError
+
 from ..export.networks import Part
 from .prediction import Classes
 from .task import Start, Task
@@ -69,4 +71,10 @@ class Classification(Task):
         head = copy.copy(model.head)
         # Its scores are the file's.
         head.forward = lambda scores: scores
-        return head.predict(file(images)[0], list(samples))
+        logits = file(images)[0]
+        if logits.dim() != 2:
+            raise UsageError(
+                f'the file gives {tuple(logits.shape)} for an image, and no logits: it is of '
+                'another model'
+            )
+        return head.predict(logits, list(samples))
