@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,9 +21,11 @@ from scipy import ndimage
 
 import mmvttt
 from mmvttt.errors import DataError, ResumeError, UsageError
+from mmvttt.openmmlab.apis.finetune import _Progress
 from mmvttt.openmmlab.apis.finetune_config import read_settings
 from mmvttt.openmmlab.apis.finetune_pictures import PICTURES, _labelled, _rated
 from mmvttt.openmmlab.config import load_config
+from mmvttt.openmmlab.data.own_folder import OwnFolder
 from mmvttt.openmmlab.reliability import Preempted
 from mmvttt.openmmlab.tasks.prediction import Boxes, LabelMap
 
@@ -241,6 +244,19 @@ def test_a_plan_needs_neither_a_model_nor_a_network(
     assert plan['start'] == 'mmvttt://maskrcnn_hvit3_t_3x'
     assert 0 < plan['minutes'] < 7
     assert any('downloads mmvttt://maskrcnn_hvit3_t_3x' in line for line in lines)
+
+
+def test_a_detector_that_finds_nothing_yet_goes_on(tmp_path: Path) -> None:
+    """mmdetection's metric is an empty dict then."""
+    data, lines = OwnFolder(tmp_path, task='boxes', classes=('cat',)), list[str]()
+    progress, runner = _Progress(tmp_path / 'history', data, lines.append), SimpleNamespace()
+    runner.iter, runner.max_iters = 0, 3
+    progress.before_train(runner)
+    for runner.iter, metrics in ((1, {}), (2, {'coco/bbox_mAP': 0.0}), (3, {'coco/bbox_mAP': 0.1})):
+        progress.after_val_epoch(runner, metrics)
+    assert 'bbox_mAP 0.000' in lines[1]
+    assert '(best 0.000, step 1)' in lines[2]
+    assert progress.best['step'] == 3
 
 
 def test_ratings_of_predictions() -> None:

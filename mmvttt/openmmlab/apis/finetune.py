@@ -233,7 +233,7 @@ class _Progress(Hook):
     @property
     def best(self) -> dict[str, Any]:
         """The validation with the best result, the first of several."""
-        return max(self.history, key=lambda entry: entry['metrics'].get(self.keys[0], 0))
+        return max(self.history, key=lambda entry: entry['metrics'][self.keys[0]])
 
     @property
     def table(self) -> list[tuple[str, int, float]]:
@@ -267,7 +267,9 @@ class _Progress(Hook):
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Says what was measured."""
-        values = {key: np.asarray(value).tolist() for key, value in (metrics or {}).items()}
+        # mmdetection measures nothing where a model finds nothing.
+        values: dict[str, Any] = dict.fromkeys(self.keys, 0.0)
+        values |= {key: np.asarray(value).tolist() for key, value in (metrics or {}).items()}
         entry = dict(step=runner.iter, loss=float(np.mean(self.losses or math.nan)), metrics=values)
         entry['by_class'] = self.task.by_class(self.data.classes, values, self.results)
         self.history.append(entry)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import defaultdict
+from pathlib import PurePosixPath
 
 from mmvttt.text import listed
 
@@ -66,13 +66,15 @@ def read(tree: Tree) -> Reading:
 
 def _repeats(tree: Tree, source: str, classes: set[str]) -> bool:
     """Whether a list of pictures says no more than the folders: the class, and two numbers."""
-    if not source.lower().endswith(('.txt', '.csv', '.tsv')):
+    suffix = PurePosixPath(source).suffix.lower()
+    if suffix not in ('.txt', '.csv', '.tsv'):
         return False
-    is_table = not source.lower().endswith('.txt')
-    for line in (tree.content(source, read_lines) or [''])[is_table:]:
+    # A table has a head.
+    lines = (tree.content(source, read_lines) or [''])[suffix != '.txt' :]
+    for line in lines:
         cells = {*re.split(r'[,;\t/\\]', line), *re.split(r'[,;\t/\\ ]', line)}
-        bare = not is_table and len(line.rpartition('/')[2].split()) <= 2
-        if not (cells & classes or bare) or len(_NUMBERS.findall(line)) > 2:
+        bare = suffix == '.txt' and len(line.rpartition('/')[2].split()) <= 2
+        if not (bare or cells & classes) or len(_NUMBERS.findall(line)) > 2:
             return False
     return True
 
@@ -85,19 +87,13 @@ def _annotating(tree: Tree, pictures: dict[str, Picture]) -> list[str]:
         for source in tree.naming(pictures)
         if not _repeats(tree, source, classes)
     ]
-    stems = {text for inner in pictures for text in _names(inner)}
-    beside = [s for s in tree.having('.txt', *TABLES) if _names(s)[1] in stems]
+    texts = tree.having('.txt', *TABLES)
+    beside = [text for text in texts if tree.has(PurePosixPath(text).stem)]
     if len(beside) > 1:
         doubts.append(f'{beside[0]!r} has the name of a picture, and may annotate it')
     if unread := [source for source in tree.left_out if source.endswith(('.json', '.xml'))]:
         doubts.append(f'{unread[0]!r}, which may annotate the pictures, cannot be read')
     return doubts
-
-
-def _names(inner: str) -> tuple[str, str]:
-    """The name of a file, and without its suffix."""
-    name = inner.rpartition('/')[2]
-    return name, os.path.splitext(name)[0]
 
 
 def _doubts(tree: Tree, folders: dict[str, set[str]]) -> list[str]:
