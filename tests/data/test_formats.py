@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,16 @@ REFUSED: dict[str, tuple[Files, str]] = {
     ),
     'corners': (
         each(('{}.jpg', None)) | {'a.json': coco(NAMES, bbox=[20, 20, 40, 30])}, 'not corners',
+    ),
+    'fractions in an XML': (
+        each(('{}.jpg', None), ('{}.xml', re.sub(r'>\d+</(?=[xy])', '>0.5</', VOC))), 'fractions',
+    ),
+    'corners in a YOLO text': (
+        YOLO | each(('labels/{}.txt', '0 .1 .2 .4 .6')), '6 × boxes that reach beyond .*YOLO has',
+    ),
+    'pictures that were resized': (
+        each(('{}.jpg', NUMBERS[::4, ::4]), ('{}.xml', re.sub('<size>.*</size>', '', VOC))),
+        'or the pictures were resized',
     ),
     'sizes before a rotation': (
         each(('{}.jpg', None), ('{}.xml', TURNED)),

@@ -18,6 +18,7 @@ from .images import check_images, real_paths
 
 # A larger file is not parsed before a training: 20 MB take a second, COCO's train2017 twenty.
 LARGEST = 20 * 2**20
+_CONVENTION = 'COCO has (x, y, width, height) in pixels, not corners, centres or fractions'
 # Why an object is not learned where this is what the file says.
 _MEANT = 'crowds', 'marked ignore'
 
@@ -270,12 +271,17 @@ def coco_entries(
                 f'annotations whose {key} is not listed (a text is not a number)',
                 _example(ann, key),
             )
-    if listed and all(min(a['bbox']) >= 0 and max(a['bbox']) <= 1 for a in listed):
+    check_fractions(listed, findings)
+    return images, listed, categories
+
+
+def check_fractions(annotations: Sequence[dict], findings: Findings) -> None:
+    """Reports boxes none of which is larger than a pixel."""
+    if annotations and all(min(a['bbox']) >= 0 and max(a['bbox']) <= 1 for a in annotations):
         findings.error(
             'the boxes are fractions of the picture (all numbers lie between 0 and 1): multiply '
             'them, and the outlines, by its width and height'
         )
-    return images, listed, categories
 
 
 def wrong_key(part: str, entry: Mapping[str, Any]) -> str | None:
@@ -357,10 +363,13 @@ def runs_of(mask: Mapping[str, Any], size: tuple[int, int]) -> list[int] | None:
     return runs if fills else None
 
 
-def check_conventions(annotations: Sequence[dict], sizes: Sizes, findings: Findings) -> None:
+def check_conventions(
+    annotations: Sequence[dict], sizes: Sizes, findings: Findings, reason: str = _CONVENTION
+) -> None:
     """Reports boxes that are not around their mask, or without one reach beyond their image.
 
-    It is an error if most are, or if all boxes without a mask would fit as corners.
+    It is an error if most are, or if all boxes without a mask would fit as corners. The `reason` is
+    why that may be.
     """
     masked: list[tuple[dict, bool]] = []
     bare: list[tuple[dict, bool]] = []
@@ -378,9 +387,7 @@ def check_conventions(annotations: Sequence[dict], sizes: Sizes, findings: Findi
         wrong = [_example(ann, 'bbox') for ann, right in pairs if not right]
         for example in wrong:
             (findings.error if len(wrong) > most * len(pairs) else findings.warn)(
-                f'boxes that {place}: COCO has (x, y, width, height) in pixels, not corners, '
-                'centres or fractions',
-                example,
+                f'boxes that {place}: {reason}', example
             )
 
 

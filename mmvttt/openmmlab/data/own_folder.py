@@ -20,6 +20,8 @@ from mmvttt.errors import DataError
 from mmvttt.pictures import SUFFIXES, open_image
 from mmvttt.text import listed, shown
 
+from .coco import check_conventions, check_fractions
+from .findings import Findings
 from .formats import ANNOTATIONS, FORMATS
 from .formats.maps import write_map
 from .parts import held_out, part_of
@@ -93,6 +95,8 @@ def read_folder(
     tree = Tree(root, work, say)
     reading = _chosen(tree, format)
     pictures, copied = _usable(tree, reading)
+    if reading.task == 'boxes' and reading.format != 'COCO':
+        _check_boxes(reading, pictures)
     data = OwnFolder(root, reading.format, reading.task, notes=reading.notes)
     _divide(data, _set_parts(tree, reading, pictures), copied)
     _settle(data, reading)
@@ -179,6 +183,19 @@ def _usable(tree: Tree, reading: Reading) -> tuple[dict[str, Picture], dict[str,
     copied = tree.copies(pictures)
     tree.remember()
     return pictures, copied
+
+
+def _check_boxes(reading: Reading, pictures: dict[str, Picture]) -> None:
+    """Raises DataError if most boxes cannot be where the format's numbers say, as COCO's reader."""
+    findings = Findings(reading.format)
+    sizes = {i: (p.image['height'], p.image['width']) for i, p in pictures.items()}
+    boxes = [o | dict(id=i, image_id=i) for i, p in pictures.items() for o in p.objects]
+    check_fractions(boxes, findings)
+    reason = f'{reading.format} has other numbers for boxes, or the pictures were resized'
+    check_conventions(boxes, sizes, findings, reason)
+    if findings.errors:
+        raise DataError(f'{reading.format}: {findings.errors[0]}')
+    reading.notes += findings.warnings
 
 
 def _set_parts(tree: Tree, reading: Reading, pictures: dict[str, Picture]) -> list[Picture]:
