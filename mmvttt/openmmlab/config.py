@@ -6,12 +6,13 @@ import inspect
 import logging
 import os
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from mmengine.config import Config
@@ -171,6 +172,17 @@ def _check_keys(cfg: Config, options: Iterable[str]) -> None:
         )
 
 
+class _Checks(NamedTuple):
+    """The dicts of a config, and the errors that have come out of a build inside of another."""
+
+    parts: list[tuple[str, Mapping]]
+    passed: list[TypeError]
+
+
+# Of the thread's context: other threads build other configs.
+_CHECKS: ContextVar[_Checks | None] = ContextVar('the config that is built', default=None)
+
+
 @contextmanager
 def named_entries(cfg: Config) -> Iterator[None]:
     """Checks each dict of a config before mmengine's registries build it in this context.
@@ -179,7 +191,6 @@ def named_entries(cfg: Config) -> Iterator[None]:
         UsageError: A class has no such option, or no class is registered as this type. The error
             names the key in the config, and suggests an option or type.
     """
-    from mmengine.registry import Registry
     from torch.utils.data import DataLoader
 
     # Before a training wraps some of them.
@@ -187,29 +198,30 @@ def named_entries(cfg: Config) -> Iterator[None]:
     for split in ('train', 'val', 'test'):
         if isinstance(loader := cfg.get(f'{split}_dataloader'), Mapping):
             _check_options(DataLoader, loader, parts)
-    original = Registry.build
-    # Errors that came out of a build inside of another.
-    passed: list[TypeError] = []
-
-    def build(registry: Registry, options: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(options, Mapping) or 'type' not in options:
-            return original(registry, options, *args, **kwargs)
-        kind = _registered(registry, options, parts)
-        if not _takes_any(kind):
-            _check_options(kind, options, parts)
-        try:
-            return original(registry, options, *args, **kwargs)
-        except TypeError as error:
-            if error not in passed:
-                passed.append(error)
-                _check_options(kind, options, parts, error)
-            raise
-
-    Registry.build = build  # type: ignore[method-assign]
+    token = _CHECKS.set(_Checks(parts, []))
     try:
         yield
     finally:
-        Registry.build = original  # type: ignore[method-assign]
+        _CHECKS.reset(token)
+
+
+def checked_build(
+    build: Callable[..., Any], registry: Any, options: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """`Registry.build`, which is `build` here, with the checks of `named_entries`."""
+    checks = _CHECKS.get()
+    if checks is None or not isinstance(options, Mapping) or 'type' not in options:
+        return build(registry, options, *args, **kwargs)
+    kind = _registered(registry, options, checks.parts)
+    if not _takes_any(kind):
+        _check_options(kind, options, checks.parts)
+    try:
+        return build(registry, options, *args, **kwargs)
+    except TypeError as error:
+        if error not in checks.passed:
+            checks.passed.append(error)
+            _check_options(kind, options, checks.parts, error)
+        raise
 
 
 @contextmanager

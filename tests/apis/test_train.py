@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -12,10 +13,11 @@ import pytest
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.fileio import load
-from mmengine.hooks import CheckpointHook
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import MMLogger, print_log
 from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import MODELS, Registry, init_default_scope
+from mmengine.runner import Runner
 from PIL import Image
 
 from mmvttt.checkpoints.read import read_content
@@ -127,6 +129,34 @@ def test_a_bug_in_a_call_is_not_taken_for_a_mistake_in_the_config() -> None:
     with pytest.raises(TypeError) as caught, named_entries(Config(dict(image=dict(mean=0)))):
         raise error
     assert caught.value is error
+
+
+def test_two_trainings_in_threads_build_one_after_the_other(run: Callable) -> None:
+    """The default scope is the process's; the checks of a config are those of its thread."""
+    build, seen = Registry.build, []
+
+    class First(Hook):
+        def before_run(self, runner: Runner) -> None:
+            other.start()
+            time.sleep(0.5)
+
+        def before_train(self, runner: Runner) -> None:
+            seen.append('first')
+            assert Registry.build is build
+
+        def after_train(self, runner: Runner) -> None:
+            other.join()
+
+    class Other(Hook):
+        def before_run(self, runner: Runner) -> None:
+            seen.append('other')
+
+    def start(name: str, hook: Hook) -> None:
+        run('train', work_dir=name, hooks=[hook], cfg_options={'train_cfg.max_epochs': 1})
+
+    other = Thread(target=start, args=('other', Other()))
+    start('first', First())
+    assert seen == ['first', 'other']
 
 
 def test_weights_of_another_model_are_an_error(run: Callable) -> None:

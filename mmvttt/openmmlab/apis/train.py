@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -27,7 +27,7 @@ from mmvttt.text import one_line
 from ..config import load_config, named_entries
 from ..engine.amp import AmpOptimWrapper
 from ..engine.hooks.compile import CompileHook
-from ..registry import hook_class, resolve_type, type_name
+from ..registry import BUILDING, hook_class, resolve_type, type_name
 from ..reliability import protect_config, protect_runner
 from ..reliability.weights import checkpoints_of, remove_checkpoints
 from ..unwrap import bare_model
@@ -109,6 +109,19 @@ def off_screen(silent: bool = True) -> Iterator[None]:
     finally:
         library.setLevel(level)
         current.removeFilter(is_shown)
+
+
+class _Built(Hook):
+    """Lets other threads build once all parts of a training are built: it is called last."""
+
+    priority = 'VERY_LOW'
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self.release = release
+
+    def before_train(self, runner: Runner) -> None:
+        """Ends the building."""
+        self.release()
 
 
 class SummaryHook(Hook):
@@ -261,7 +274,9 @@ def train(
     if resume is not None:
         weights, cfg.resume = cfg.get('load_from'), True
         cfg.load_from = None if resume == 'auto' else existing(resume)
-    with named_entries(cfg):
+    with ExitStack() as built, named_entries(cfg):
+        # The default scope, by which types are found, is the process's.
+        built.enter_context(BUILDING)
         with off_screen(silent):
             start = protect_config(cfg, plain=plain)
         weights = weights or cfg.get('load_from')
@@ -270,7 +285,7 @@ def train(
             cfg.resume, cfg.load_from = False, existing(weights)
         runner = build_runner(cfg, silent)
         try:
-            for hook in (SummaryHook(), *hooks):
+            for hook in (SummaryHook(), *hooks, _Built(built.close)):
                 runner.register_hook(hook)
             with protect_runner(runner, start):
                 runner.train()

@@ -28,6 +28,7 @@ PATCHES = tuple(Patch(*row) for row in (
     ('dumped-types', 'mmengine.utils', 'configs:find_shadowed_modules'),
     ('dumped-values', 'mmengine.config.config', 'configs:dump_values_as_values'),
     ('own-configs', 'mmengine.config.config', 'configs:resolve_own_configs'),
+    ('named-entries', 'mmengine.registry', 'configs:check_entries'),
     ('mmcv-ext', 'mmcv.utils.ext_loader', 'mmcv_ext:offer_stub'),
     ('coco-ids', 'mmdet.datasets.api_wrappers.coco_api', 'coco:index_all'),
     ('coco-eval', 'mmdet.evaluation.metrics.coco_metric', 'coco:evaluate_faster'),

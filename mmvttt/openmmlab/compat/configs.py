@@ -27,7 +27,7 @@ from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.text import shown
 
 from ... import distributions
-from ..config import own_config
+from ..config import checked_build, own_config
 from .patch import replace
 
 
@@ -154,6 +154,19 @@ def resolve_own_configs() -> str | None:
 
     replace(Config, '_get_cfg_path', staticmethod(get_cfg_path))
     return None
+
+
+def check_entries() -> None:
+    """Lets tools name the key of a config that has a wrong type or option (`named_entries`)."""
+    from mmengine.registry import Registry
+
+    original = Registry.build
+
+    @wraps(original)
+    def build(self: Registry, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+        return checked_build(original, self, cfg, *args, **kwargs)
+
+    replace(Registry, 'build', build)
 
 
 def silence_file_client() -> None:
