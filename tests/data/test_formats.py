@@ -423,6 +423,13 @@ def test_what_takes_seconds_is_said_before_it(
     assert lines == ['  reads a.json, 0 MB', '  checks 12 annotations', '  opens 7 pictures']
 
 
+def test_a_text_that_cannot_be_opened_is_left_out(tmp_path: Path) -> None:
+    files = tree.Tree(make(tmp_path, CLASSES | {'a.json': '"1.jpg" "2.jpg"', 'b.json': ''}))
+    os.remove(tmp_path / 'b.json')
+    assert files.naming(files.images) == ['a.json']
+    assert 'cannot be opened' in files.left_out['b.json']
+
+
 def test_names_that_a_list_cannot_hold_are_left_out(tmp_path: Path) -> None:
     make(tmp_path, CLASSES | each(('cat/x{}.jpg', None), ('dog/x{}.jpg', None), count=9))
     os.rename(tmp_path / 'cat/0.jpg', os.fsencode(tmp_path) + b'/cat/\xff.jpg')

@@ -173,9 +173,13 @@ class Tree:
         for source in self.files:
             if self.is_image(source) or source.lower().endswith(_DOCUMENTS):
                 continue
-            with open(self.path(source), 'rb') as file:
-                words = re.split(r'[\s"\',;:<>/|]+', file.read(2**16).decode(errors='replace'))
-            if len(names & {*words}) > 1:
+            try:
+                with open(self.path(source), 'rb') as file:
+                    text = file.read(2**16).decode(errors='replace')
+            except OSError as error:
+                self.left_out[source] = f'it cannot be opened ({error.strerror})'
+                continue
+            if len(names & {*re.split(r'[\s"\',;:<>/|]+', text)}) > 1:
                 sources.append(source)
         return sources
 

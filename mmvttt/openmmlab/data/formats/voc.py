@@ -28,8 +28,6 @@ def read(tree: Tree) -> Reading:
             label.fault = str(error)
         labels.append(label)
     reading.pair(tree, labels, 'XML files')
-    if labels and not reading.pictures and reading.broken:
-        reading.lacks.append(next(iter(reading.broken.values())))
     return reading
 
 
