@@ -128,7 +128,7 @@ def _chosen(
         # 'blocks.3.attn' and 'backbone.encoder.layer.3.attention' are of block 3.
         names = [n for n in candidates if [str(item)] == NUMBER.findall(f'{n}.')[:1]]
         # The name of one that is left aside gets the reason from `replace`.
-        names += {item} & {*parts}
+        names += [n for n in parts if n == item]
         if not names:
             raise OptionError(
                 f'where={item!r} is not a self-attention of this model: give {["all", *RECIPES]}, '
