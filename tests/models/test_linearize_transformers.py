@@ -32,7 +32,7 @@ from .building import SOFTMAX, shaken
 
 T = pytest.importorskip('transformers', reason='needs transformers')
 transformers = pytest.importorskip('mmvttt.models.linearize.transformers')
-run = pytest.importorskip('mmvttt.models.linearize.encoders').run
+encoders = pytest.importorskip('mmvttt.models.linearize.encoders')
 
 WIDTH = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
 MLP = dict(WIDTH, intermediate_size=64)
@@ -232,21 +232,43 @@ def test_what_an_encoder_is_told_by() -> None:
     # A later convolution of images, and an attention that sees only tokens before its own.
     source.later = nn.Conv2d(1, 8, 8, 8)
     source.layers[1].attention.is_causal = True
+    source.spare = copy.deepcopy(source.layers[0].attention)
     x, same = image()[:, :1], copy.deepcopy(source)
-    record = linearize(same, **SOFTMAX)
+    # The weights are not copied for it.
+    same.embeddings.cls_token.__deepcopy__ = lambda memo: pytest.fail('a copy')
+    record = linearize(same, [0], **SOFTMAX)
     assert record.replaced == ['layers.0.attention']
-    assert record.left == {'layers.1.attention': 'it is causal'}
+    assert record.left == {'layers.1.attention': 'it is causal', 'spare': encoders._NO_CALL}
     assert same.training
     expected = first(source.eval()(x))
     torch.testing.assert_close(first(same.eval()(x)), expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(OptionError, match='causal'):
         linearize(source, where='layers.1.attention')
+    # Called a second time, with fewer tokens.
+    attention = source.layers[0].attention
+    handle = attention.register_forward_hook(lambda m, args, _: m.forward(args[0][:, 1:]) and None)
+    with pytest.raises(OptionError, match='another order'):
+        linearize(source, [0])
+    handle.remove()
+    del source.config.image_size
+    attention.forward = lambda *_: 1 / 0
+    with pytest.raises(OptionError, match='64×128: division by zero'):
+        linearize(source, [0])
+
+
+def test_tokens_are_where_their_patches_show() -> None:
+    shown = torch.tensor([[1, 0, 0, 1], [0, 1, 0, 1], [0, 1, 1, 0], [1, 0, 1, 0]]).bool()
+    tokens = 1e3 * torch.randn(1, 1, 6, 2) + 0.01 * torch.randn(5, 1, 6, 2)
+    for places, layout in (([1, 2, 3, 4], (1, 1)), ([0, 1, 3, 4], encoders._ORDER)):
+        x = tokens.clone()
+        x[1:, 0, places] += 1e3 * shown[:, :, None]
+        assert encoders._layout((x, x, x), shown) == layout
 
 
 def test_an_encoder_runs_on_images_of_any_size() -> None:
     x = image(48, 64)
     for name in ('ViT', 'Dinov2'):
-        assert first(run(encoder(build(name)), x)).isfinite().all()
+        assert first(encoders.run(encoder(build(name)), x)).isfinite().all()
 
     class Plain(nn.Module):
         config = SimpleNamespace(image_size=48)
@@ -254,7 +276,7 @@ def test_an_encoder_runs_on_images_of_any_size() -> None:
         def forward(self, pixel_values: Tensor) -> Tensor:
             return pixel_values
 
-    assert run(Plain(), x) is x
+    assert encoders.run(Plain(), x) is x
 
 
 def renamed(source: nn.Module, names: list[str]) -> dict[str, Tensor]:
@@ -420,12 +442,19 @@ def test_what_a_linearized_attention_does_not_have() -> None:
             model.set_attn_implementation(kind)
         with pytest.raises(OptionError, match='mask'):
             model(x, attention_mask=tokens.tril())
-        assert torch.equal(model(x, attention_mask=tokens).logits, expected)
+        for full in (tokens, torch.ones(2, 1, 37, 37).bool(), torch.zeros(2, 1, 37, 37)):
+            assert torch.equal(model(x, attention_mask=full).logits, expected)
     with pytest.raises(OptionError, match='size of its map'):
         model.vit.layers[0](torch.randn(1, 37, 32))
-    # transformers' own error.
     with pytest.raises(AttributeError, match='NoneType'):
         model.vit()
+    for name in ('is_causal', *encoders._OF_SCORES):
+        with pytest.raises(OptionError, match=name):
+            model(x, **{name: 1})
+    dropped = copy.deepcopy(model)
+    dropped.vit.embeddings.register_forward_hook(lambda *args: args[-1][:, :-1])
+    with pytest.raises(OptionError, match='36 tokens'):
+        dropped(x)
     for mistake in (lambda: linearize(model), lambda: build('ViT', step='dynamic')):
         with pytest.raises(OptionError):
             mistake()

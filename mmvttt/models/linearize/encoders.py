@@ -16,10 +16,9 @@ _OF_SCORES = ('position_bias', 'softcap', 's_aux', 'sliding_window', 'cu_seq_len
 _PROBE = f'{__name__}.probe'
 _NO_CALL = 'it does not call the attention interface of transformers'
 _NO_WEIGHTS = 'its model has no weights yet: load them first'
-_WINDOWS = 'it works on windows of the map, or on images packed into one sequence'
 _ORDER = (
     'its tokens are not the patches of an image, row by row: they are dropped, merged, mixed, or '
-    'in another order (windows)'
+    'in another order (windows, packed images)'
 )
 # Patches of the images that an encoder is tried on, which divide into windows.
 _TRIED = (8, 16)
@@ -141,6 +140,7 @@ def layouts(encoder: nn.Module, patches: str) -> dict[str, Layout | str]:
     return dict.fromkeys(names, f'its model runs on no image tried ({"; ".join(reasons)})')
 
 
+@torch.no_grad()
 def _probe(
     encoder: nn.Module, patches: Any, attentions: list[Any], image: tuple[int, ...]
 ) -> dict[nn.Module, Layout | str]:
@@ -153,8 +153,7 @@ def _probe(
     result: dict[nn.Module, Layout | str] = {}
 
     def show(module: nn.Module, args: Any, embedded: Tensor) -> Tensor:
-        noise = torch.randn(embedded.shape[1:], generator=torch.Generator().manual_seed(0))
-        return (masks * noise).to(embedded)
+        return (masks * torch.randn(embedded.shape[1:])).to(embedded)
 
     def record(
         module: nn.Module,
@@ -171,15 +170,13 @@ def _probe(
             layout = CROSS
         elif argument:
             layout = f'it is given {argument}'
-        elif len(query) != len(masks):
-            layout = _WINDOWS
         else:
             layout = _layout((query, key, value), shown)
         result[module] = layout if result.get(module, layout) == layout else _ORDER
         value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
         # Cross-attention has another number of keys, which may be smaller.
         tokens = torch.arange(query.shape[2]) % key.shape[2]
-        return value[:, :, tokens].transpose(1, 2).contiguous()
+        return value[:, :, tokens].transpose(1, 2)
 
     for attention in attentions:
         # In training an attention says whether it drops weights.
@@ -187,11 +184,10 @@ def _probe(
         attention.config = calling(attention.config, _PROBE)
         attention.record = record
     handle = patches.register_forward_hook(show)
-    with torch.no_grad():
-        try:
-            run(encoder, patches.weight.new_zeros(len(masks), patches.in_channels, *image))
-        finally:
-            handle.remove()
+    try:
+        run(encoder, patches.weight.new_zeros(len(masks), patches.in_channels, *image))
+    finally:
+        handle.remove()
     return result
 
 

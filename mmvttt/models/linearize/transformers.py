@@ -84,7 +84,7 @@ class TTT(Replacement):
                 'activation_checkpointing_enable().'
             )
         checked_size(size, q, prefix + suffix)
-        y = self.mix(q, q, k, v, size, prefix + suffix).to(q.dtype)
+        y = self.mix(q, q, k, v, size, prefix + suffix)
         return _rolled(y, -suffix).unflatten(-1, self.heads)
 
 
@@ -188,15 +188,13 @@ def install(model: nn.Module, built: Mapping[str, TTT], left: Collection[str], n
 def _enter(patches: str, encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Forward pre-hook of an encoder: its attentions are called on a map of this size."""
     _CALLS.sizes.append(None)
-    images = kwargs.get('pixel_values', args[0] if args else None)
+    images: Any = kwargs.get('pixel_values', args[0] if args else None)
     if kwargs.get('output_attentions') or encoder.config.output_attentions:
         raise OptionError('A linearized attention has no weights: leave output_attentions out.')
     masks = [n for n, v in kwargs.items() if n.endswith('attention_mask') and v is not None]
     if torch.compiler.is_exporting() and masks:
         raise OptionError(f'A linearized attention sees all tokens: export without {masks[0]}.')
-    # Of anything else the model says what is wrong.
-    if isinstance(images, Tensor):
-        _CALLS.sizes[-1] = patch_grid(encoder.get_submodule(patches), map_size(images))
+    _CALLS.sizes[-1] = patch_grid(encoder.get_submodule(patches), map_size(images))
 
 
 def _leave(*_: Any) -> None:
