@@ -256,6 +256,19 @@ def test_what_an_encoder_is_told_by() -> None:
         linearize(source, [0])
 
 
+def test_two_encoders_have_notes_of_their_own() -> None:
+    class Pair(T.PreTrainedModel):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.left, self.right = (T.ViTModel(copy.deepcopy(config)) for _ in range(2))
+
+    pair = Pair(T.ViTConfig(**VIT))
+    linearize(pair, ['left.layers.0.attention', 'right.layers.1.attention'])
+    for part, name in ((pair.left, 'layers.0.attention'), (pair.right, 'layers.1.attention')):
+        assert part.config.linearize['tokens'] == {name: [1, 0]}
+        assert first(part(image())).isfinite().all()
+
+
 def test_tokens_are_where_their_patches_show() -> None:
     shown = torch.tensor([[1, 0, 0, 1], [0, 1, 0, 1], [0, 1, 1, 0], [1, 0, 1, 0]]).bool()
     tokens = 1e3 * torch.randn(1, 1, 6, 2) + 0.01 * torch.randn(5, 1, 6, 2)
