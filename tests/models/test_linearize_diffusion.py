@@ -191,6 +191,7 @@ def test_cross_attention_stays() -> None:
     record = linearize(model)
     assert record.replaced == ['transformer_blocks.0.attn1', 'transformer_blocks.1.attn1']
     assert set(record.left.values()) == {'it is cross-attention'}
+    assert record.modules_to_save == ['inner', 'k_conv', 'q_conv']
     with pytest.raises(OptionError):
         linearize(build('PixArt'), ['transformer_blocks.0.attn2'])
 

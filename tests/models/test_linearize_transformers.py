@@ -250,9 +250,9 @@ def test_what_an_encoder_is_told_by() -> None:
     with pytest.raises(OptionError, match='another order'):
         linearize(source, [0])
     handle.remove()
-    del source.config.image_size
+    source.config.image_size = []
     attention.forward = lambda *_: 1 / 0
-    with pytest.raises(OptionError, match='64×128: division by zero'):
+    with pytest.raises(OptionError, match=r'\(64×128: division by zero\)'):
         linearize(source, [0])
 
 
@@ -461,7 +461,8 @@ def test_what_a_linearized_attention_does_not_have() -> None:
         model.vit.layers[0](torch.randn(1, 37, 32))
     with pytest.raises(AttributeError, match='NoneType'):
         model.vit()
-    for name in ('is_causal', *encoders._OF_SCORES):
+    scores = ('position_bias', 'softcap', 's_aux', 'sliding_window', 'cu_seq_lens_q', 'cache')
+    for name in ('is_causal', *scores):
         with pytest.raises(OptionError, match=name):
             model(x, **{name: 1})
     dropped = copy.deepcopy(model)
@@ -537,6 +538,8 @@ def test_compiled_and_exported(name: str, tmp_path: Path) -> None:
     gradients = []
     for call in (model, torch.compile(model, fullgraph=True, backend='eager')):
         model.zero_grad()
+        # DINOv3 draws a scale of its positions.
+        torch.manual_seed(0)
         outputs_of(call, x).square().mean().backward()
         gradients.append({n: p.grad for n, p in model.named_parameters()})
     # fp32, the same sums in another order.
