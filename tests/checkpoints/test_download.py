@@ -9,6 +9,8 @@ import zipfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -92,6 +94,20 @@ def test_faults_of_servers(share: Share, tmp_path: Path, fault: str) -> None:
         assert files(tmp_path) == []
     assert len(read_content(url)['a']) == 5000
     assert files(tmp_path) == ['.a.pth.sha256', 'a.pth']
+
+
+def test_a_stop_keeps_what_has_come(tmp_path: Path) -> None:
+    pieces, part = iter([b'x' * 10]), tmp_path / '.a.pth.1.100.2.partial'
+
+    def read1(_: int) -> bytes:
+        if piece := next(pieces, None):
+            return piece
+        raise KeyboardInterrupt
+
+    answer: Any = SimpleNamespace(headers={'Content-Length': '100'}, read1=read1)
+    with pytest.raises(KeyboardInterrupt):
+        download._written(answer, part, 0, print)
+    assert part.read_bytes() == b'x' * 10
 
 
 def test_two_sites_may_have_a_file_of_one_name(share: Share) -> None:
