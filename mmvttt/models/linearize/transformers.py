@@ -24,18 +24,10 @@ from ..layers.inner_options import DYNAMIC
 from ..layers.json_options import from_json
 from .account import replace
 from .encoders import Encoder, Layout, ancestors, beyond_ttt, calling, encoders, layouts, patch_grid
-from .replacement import (
-    LINEAR,
-    Linearized,
-    MapSize,
-    Note,
-    Part,
-    Replacement,
-    checked_size,
-    linear_class,
-)
+from .replacement import LINEAR, Linearized, MapSize, Note, Part, Replacement, checked_size
+from .replacement import linear_class as class_of
 
-__all__ = ['TTT', 'from_pretrained']
+__all__ = ['TTT', 'from_pretrained', 'linear_class']
 
 MODELS = (PreTrainedModel,)
 # Name of the attention function, in a config.json also for people who load it without mmvttt.
@@ -190,7 +182,7 @@ def install(model: nn.Module, built: Mapping[str, TTT], left: Collection[str], n
             # In config.json: classes of transformers refuse the file then, or call `attend`.
             module.config.attn_implementation = NAME
             if not isinstance(module, _Linear):
-                module.__class__ = linear_class(_Linear, type(module))
+                module.__class__ = linear_class(type(module))
 
 
 def _enter(patches: str, encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -307,6 +299,11 @@ def _restore(model: nn.Module) -> None:
         )
 
 
+def linear_class(source: Any) -> Any:
+    """The class of a linearized model, whose `from_pretrained` loads what the model saves."""
+    return class_of(_Linear, source)
+
+
 def from_pretrained(
     source: type[Any], folder: str | os.PathLike[str], **options: Any
 ) -> PreTrainedModel:
@@ -327,4 +324,4 @@ def from_pretrained(
             )
         source = mapping[type(config)]
         source = source[0] if isinstance(source, tuple | list) else source
-    return linear_class(_Linear, source).from_pretrained(folder, **options)
+    return linear_class(source).from_pretrained(folder, **options)
