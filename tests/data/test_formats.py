@@ -306,7 +306,7 @@ REFUSED: dict[str, tuple[Files, str]] = {
         each(('{}.jpg', None)) | {'a.json': coco(NAMES, bbox=[0.1, 0.2, 0.3, 0.4])}, 'fractions',
     ),
     'corners': (
-        each(('{}.jpg', None)) | {'a.json': coco(NAMES, bbox=[20, 20, 40, 30])}, 'not corners',
+        each(('{}.jpg', None)) | {'a.json': coco(NAMES, bbox=[20, 20, 40, 30])}, 'they corners',
     ),
     'fractions in an XML': (
         each(('{}.jpg', None), ('{}.xml', re.sub(r'>\d+</(?=[xy])', '>0.5</', VOC))), 'fractions',

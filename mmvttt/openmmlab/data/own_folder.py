@@ -95,7 +95,7 @@ def read_folder(
     tree = Tree(root, work, say)
     reading = _chosen(tree, format)
     pictures, copied = _usable(tree, reading)
-    if reading.task == 'boxes' and reading.format != 'COCO':
+    if reading.task == 'boxes':
         _check_boxes(reading, pictures)
     data = OwnFolder(root, reading.format, reading.task, notes=reading.notes)
     _divide(data, _set_parts(tree, reading, pictures), copied)
@@ -186,12 +186,15 @@ def _usable(tree: Tree, reading: Reading) -> tuple[dict[str, Picture], dict[str,
 
 
 def _check_boxes(reading: Reading, pictures: dict[str, Picture]) -> None:
-    """Raises DataError if most boxes cannot be where the format's numbers say, as COCO's reader."""
+    """Raises DataError if most boxes cannot be where the format's numbers say."""
     findings = Findings(reading.format)
     sizes = {i: (p.image['height'], p.image['width']) for i, p in pictures.items()}
     boxes = [o | dict(id=i, image_id=i) for i, p in pictures.items() for o in p.objects]
     check_fractions(boxes, findings)
-    reason = f'{reading.format} has other numbers for boxes, or the pictures were resized'
+    reason = (
+        f'{reading.format} has other numbers for boxes (are they corners, centres, pixels or '
+        'fractions?), or the pictures were resized'
+    )
     check_conventions(boxes, sizes, findings, reason)
     if findings.errors:
         raise DataError(f'{reading.format}: {findings.errors[0]}')

@@ -6,7 +6,7 @@ import math
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..coco import check_conventions, coco_entries, is_box, is_id, runs_of, wrong_key
+from ..coco import coco_entries, is_box, is_id, runs_of, wrong_key
 from ..findings import Findings
 from ..reading import Reading
 from ..text_files import read_json
@@ -66,8 +66,6 @@ def _add(tree: Tree, reading: Reading, source: str, content: dict, several: bool
     _leave_out(reading, source, entries, files)
     images, annotations, categories = coco_entries(entries, findings)
     reading.notes += [f'{source}: {text}' for text in findings.warnings]
-    sizes = {image['id']: (image['height'], image['width']) for image in images}
-    check_conventions(annotations, sizes, findings)
     reading.lacks += [f'{source!r}: {text}' for text in findings.errors]
     labels = {category['id']: category['name'] for category in categories}
     reading.classes += [name for name in labels.values() if name not in reading.classes]
