@@ -197,6 +197,7 @@ def test_a_family(name: str, tmp_path: Path) -> None:
     model = build(name)
     layers = [m for m in model.modules() if isinstance(m, transformers.TTT)]
     assert {m.layout for m in layers} == {layout}
+    assert model.num_prefix_tokens == layout[0]
     assert all(f'{n}.ttt.inner.w1' in model.state_dict() for n in record.replaced)
     assert not [n for n in record.replaced if 'language' in n or 'text' in n or 'decoder' in n]
     y = outputs(model, x)
@@ -453,6 +454,7 @@ def test_what_a_linearized_attention_does_not_have() -> None:
     for kind in ('sdpa', 'eager'):
         with pytest.warns(UserWarning, match='only its other attentions'):
             model.set_attn_implementation(kind)
+        assert model.config._attn_implementation == kind
         with pytest.raises(OptionError, match='mask'):
             model(x, attention_mask=tokens.tril())
         for full in (tokens, torch.ones(2, 1, 37, 37).bool(), torch.zeros(2, 1, 37, 37)):
