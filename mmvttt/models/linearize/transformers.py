@@ -323,5 +323,4 @@ def from_pretrained(
                 f'{source.__name__} has no class: give the class that wrote the folder.'
             )
         source = mapping[type(config)]
-        source = source[0] if isinstance(source, tuple | list) else source
     return linear_class(source).from_pretrained(folder, **options)
