@@ -237,6 +237,9 @@ def test_what_an_encoder_is_told_by() -> None:
     x, same = image()[:, :1], copy.deepcopy(source)
     # The weights are not copied for it.
     same.embeddings.cls_token.__deepcopy__ = lambda memo: pytest.fail('a copy')
+    state = torch.get_rng_state()
+    encoders.layouts(same, 'embeddings.patch_embeddings.projection')
+    assert torch.equal(torch.get_rng_state(), state)
     record = linearize(same, [0], **SOFTMAX)
     assert record.replaced == ['layers.0.attention']
     assert record.left == {'layers.1.attention': 'it is causal', 'spare': encoders._NO_CALL}

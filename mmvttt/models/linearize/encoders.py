@@ -153,7 +153,9 @@ def _probe(
     result: dict[nn.Module, Layout | str] = {}
 
     def show(module: nn.Module, args: Any, embedded: Tensor) -> Tensor:
-        return (masks * torch.randn(embedded.shape[1:])).to(embedded)
+        # Not the process's numbers, which a training goes on with.
+        noise = torch.randn(embedded.shape[1:], generator=torch.Generator().manual_seed(0))
+        return (masks * noise).to(embedded)
 
     def record(
         module: nn.Module,

@@ -194,7 +194,9 @@ def _enter(patches: str, encoder: Any, args: tuple[Any, ...], kwargs: dict[str, 
     masks = [n for n, v in kwargs.items() if n.endswith('attention_mask') and v is not None]
     if torch.compiler.is_exporting() and masks:
         raise OptionError(f'A linearized attention sees all tokens: export without {masks[0]}.')
-    _CALLS.sizes[-1] = patch_grid(encoder.get_submodule(patches), map_size(images))
+    # Without images, the model says what is missing.
+    if images is not None:
+        _CALLS.sizes[-1] = patch_grid(encoder.get_submodule(patches), map_size(images))
 
 
 def _leave(*_: Any) -> None:
