@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -81,7 +82,8 @@ def load_config(
             'maskrcnn_vittt_s_1x'
         )
     try:
-        cfg = Config.fromfile(path)
+        with _READING:
+            cfg = Config.fromfile(path)
         _check_keys(cfg, cfg_options or ())
         cfg.merge_from_dict(cfg_options or {})
     except UsageError:
@@ -170,6 +172,10 @@ def _check_keys(cfg: Config, options: Iterable[str]) -> None:
             f'{", ".join(names)}',
             'cfg_options',
         )
+
+
+# Python 3.11's `ast.parse` may raise a SystemError if threads parse at once.
+_READING = threading.RLock()
 
 
 class _Checks(NamedTuple):

@@ -17,6 +17,7 @@ from mmvttt.errors import DataError
 from mmvttt.openmmlab.data import formats, tree
 from mmvttt.openmmlab.data.dataset_config import DatasetConfig
 from mmvttt.openmmlab.data.dropped import dropped_objects
+from mmvttt.openmmlab.data.formats.names import _read_list
 from mmvttt.openmmlab.data.images import read_image
 from mmvttt.openmmlab.data.own_folder import as_plan, read_folder, write_lists
 from mmvttt.openmmlab.data.write_coco import coco_box, coco_json
@@ -249,6 +250,20 @@ READ: dict[str, tuple[Files, str, str, int, int]] = {
         CLASSES
         | {'a.csv': 'name,class\n1.jpg,cat\n2.jpg,dog', 'b.csv': 'x\n1,a/cat/1.jpg\n2,dog/2.jpg'},
         'classes', 'classes', 10, 2,
+    ),
+    'texts that mention pictures': (
+        CLASSES
+        | {
+            'LICENSE.txt': '1.jpg CC-BY 2.0 by Ann - https://a.b/1\n2.jpg CC0 by Bob\n',
+            'MD5SUMS': '0a1b cat/1.jpg\n2c3d cat/2.jpg\n',
+            'rename.sh': 'mv a.jpg 1.jpg\nmv b.jpg 2.jpg\n',
+            'labels.csv': 'name,number\n1.jpg,0\n2.jpg,1\n',
+        },
+        'classes', 'classes', 10, 2,
+    ),
+    'the same views of a few persons': (
+        {f'{c}/{view}.jpg': None for c in ('ann', 'bob') for view in ('left', 'front', 'right')},
+        'classes', 'classes', 4, 2,
     ),
     'a list of pictures and their classes': (
         CLASSES | {'all.txt': 'cat/1.jpg 0\ndog/2.jpg 1\n'}, 'classes', 'classes', 10, 2,
@@ -516,10 +531,11 @@ def test_a_class_that_is_only_validated_is_said(tmp_path: Path) -> None:
 def test_xml_is_read_in_the_encoding_that_it_declares(tmp_path: Path) -> None:
     """The bytes of this character in GBK are a letter in UTF-8."""
     head = '<?xml version="1.0" encoding="{}"?>'
-    for encoding, declared in (('gbk', 'gbk'), ('utf-8', 'utf-16'), ('utf-16', 'utf-16')):
+    codings = ('gbk', 'gbk'), ('utf-8', 'utf-16'), ('utf-16', 'utf-16'), ('utf-8', 'ISO-8859-1')
+    for encoding, declared in codings:
         text = head.format(declared) + VOC.format('').replace('cat', '猫')
         files = each(('{}.jpg', None)) | {f'{i}.xml': text.encode(encoding) for i in range(6)}
-        assert read_folder(make(tmp_path / encoding, files)).classes == ('猫',)
+        assert read_folder(make(tmp_path / encoding / declared, files)).classes == ('猫',)
 
 
 def test_a_fifth_of_the_label_maps_is_held_out(tmp_path: Path) -> None:
@@ -535,13 +551,47 @@ def test_names_of_label_maps_follow_their_numbers(tmp_path: Path) -> None:
         ('__ignore__\nsoil\ncrop\nweed', 'soil'),
         ('0: soil\n1: crop\n2: weed\n', 'soil'),
         ('id,name\n0,soil\n1,crop\n2,weed', 'soil'),
-        ('1 crop\n2 weed', 'class 0'),
+        ('1: crop\n2: weed', 'class 0'),
         ('\ncrop\nweed\n', 'class 0'),
     ):
         make(root, {'labels.txt': text})
         data = read_folder(root)
         assert data.classes == (first, 'crop', 'weed')
         assert not any('no list names' in note for note in data.notes)
+
+
+def test_objects_that_are_cut_off_are_read(tmp_path: Path) -> None:
+    wide = re.sub('<xmax>.*</xmax>', '<xmax>55</xmax>', VOC)
+    for name, files in (
+        ('voc', each(('{}.jpg', None), ('{}.xml', wide))),
+        ('yolo', YOLO | each(('labels/{}.txt', '0 .95 .5 .2 .4'))),
+    ):
+        assert len(read_folder(make(tmp_path / name, files)).train) == 5
+
+
+@pytest.mark.parametrize(
+    'lines',
+    [
+        ['1 euro'], ['1 cent', '2 euro'], ['1 low', '2 mid', '3 high'], ['cat', '1 dog'],
+        ['no person', '1 person', '2 persons'], ['2 euro', '1 euro'], ['0 percent', '1 percent'],
+    ],
+)  # fmt: skip
+def test_numbers_that_belong_to_names(lines: list[str], tmp_path: Path) -> None:
+    path = tmp_path / 'a.txt'
+    path.write_text('\n'.join(lines))
+    assert _read_list(path) == lines
+
+
+def test_numbers_before_names(tmp_path: Path) -> None:
+    path = tmp_path / 'a.txt'
+    for content, names in (
+        ('0: soil\n1: 3d printer', ['soil', '3d printer']),
+        ('0 soil\n1 3d printer', ['soil', '3d printer']),
+        ('Pixel Value, Class\n0, soil\n1, 3d printer', ['soil', '3d printer']),
+        ('1,soil\n2,crop', ['', 'soil', 'crop']),
+    ):
+        path.write_text(content)
+        assert _read_list(path) == names
 
 
 def test_an_empty_line_in_a_list_of_names_is_a_number(tmp_path: Path) -> None:

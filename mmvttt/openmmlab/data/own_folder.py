@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import disk_usage
@@ -33,6 +33,9 @@ from .write_coco import coco_json
 # The share of pictures that may be left out because they or their labels cannot be read; one may.
 _BROKEN = 0.1
 _SIDES = 'height', 'width'
+# The part of a box in its picture, below which its numbers are rather others: corners taken for
+# centres have .63, an object that is cut off at the edge .75.
+_INSIDE = 0.7
 
 
 @dataclass
@@ -190,15 +193,29 @@ def _check_boxes(reading: Reading, pictures: dict[str, Picture]) -> None:
     findings = Findings(reading.format)
     sizes = {i: (p.image['height'], p.image['width']) for i, p in pictures.items()}
     boxes = [o | dict(id=i, image_id=i) for i, p in pictures.items() for o in p.objects]
-    check_fractions(boxes, findings)
     reason = (
         f'{reading.format} has other numbers for boxes (are they corners, centres, pixels or '
         'fractions?), or the pictures were resized'
     )
-    check_conventions(boxes, sizes, findings, reason)
+    if reading.format != 'YOLO':
+        check_fractions(boxes, findings)
+    if reading.format == 'COCO':
+        check_conventions(boxes, sizes, findings, reason)
+    elif far := [box for box in boxes if _inside(box['bbox'], sizes[box['image_id']]) < _INSIDE]:
+        text = f'{len(far)} × boxes that reach beyond their image ({far[0]["image_id"]})'
+        if len(far) > len(boxes) / 2:
+            findings.error(f'{text}: {reason}')
+        reading.notes.append(text)
     if findings.errors:
         raise DataError(f'{reading.format}: {findings.errors[0]}')
     reading.notes += findings.warnings
+
+
+def _inside(box: Sequence[float], size: tuple[int, int]) -> float:
+    """The part of a box, x, y, width and height, that lies in a picture of height and width."""
+    x, y, width, height = box
+    across, down = min(x + width, size[1]) - max(x, 0), min(y + height, size[0]) - max(y, 0)
+    return max(across, 0) * max(down, 0) / (width * height) if width * height > 0 else 1
 
 
 def _set_parts(tree: Tree, reading: Reading, pictures: dict[str, Picture]) -> list[Picture]:

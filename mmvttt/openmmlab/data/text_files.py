@@ -18,8 +18,9 @@ _SMALL, _LARGE = 16 * 2**20, 2**30
 _YAML = 2**20
 _DEPTH = 64
 _ENCODINGS = {b'\xff\xfe': 'utf-16', b'\xfe\xff': 'utf-16'}
-# Programs declare UTF-16 for text that they then write in UTF-8.
-_DECLARED = re.compile(rb'<\?xml[^>]*encoding=["\']((?!utf)[\w.-]+)', re.IGNORECASE)
+_DECLARED = re.compile(rb'<\?xml[^>]*encoding=["\']([\w.-]+)')
+# Encodings of two bytes a character, which may be UTF-8 of other characters by chance.
+_OF_TWO_BYTES = 'gb', 'big5', 'shift', 'sjis', 'euc', 'cp9', 'ks_c'
 
 
 def read_text(path: str | os.PathLike[str], largest: int = _SMALL) -> str:
@@ -33,11 +34,21 @@ def read_text(path: str | os.PathLike[str], largest: int = _SMALL) -> str:
             content = file.read(largest + 1)
         if len(content) > largest:
             raise DataError(f'{os.fspath(path)!r} has more than {largest} bytes')
-        declared = _DECLARED.match(content)
-        encoding = declared[1].decode() if declared else 'utf-8-sig'
-        return content.decode(_ENCODINGS.get(content[:2], encoding))
+        return _decoded(content)
     except (OSError, UnicodeError, LookupError) as error:
         raise DataError(f'{os.fspath(path)!r} is not text in UTF-8 ({error})') from error
+
+
+def _decoded(content: bytes) -> str:
+    """Text in UTF-8 or -16, else as its XML declares, which may declare what it is not."""
+    match = _DECLARED.match(content)
+    declared = match[1].decode() if match else 'utf-8'
+    if declared.lower().startswith(_OF_TWO_BYTES):
+        return content.decode(declared)
+    try:
+        return content.decode(_ENCODINGS.get(content[:2], 'utf-8-sig'))
+    except UnicodeDecodeError:
+        return content.decode(declared)
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:

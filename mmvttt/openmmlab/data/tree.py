@@ -31,7 +31,7 @@ _TEXTS = (
     '.zip',
 )
 # Files that may annotate pictures, and that speak of them.
-TABLES = ('.csv', '.tsv', '.json', '.jsonl', '.xml', '.mat', '.npy', '.npz')
+TABLES = ('.csv', '.tsv', '.json', '.jsonl', '.manifest', '.xml', '.mat', '.npy', '.npz')
 _DOCUMENTS = ('.md', '.rst', '.html', '.htm', '.ipynb', '.py')
 # Bytes of a file, and pictures, that take seconds.
 _LARGE, _MANY = 20 * 2**20, 2000

@@ -57,7 +57,7 @@ def read(tree: Tree) -> Reading:
     first, *others = alike.values()
     if len(first) > 1 and all(names == first for names in others):
         text = f'each folder holds files of the same names ({listed(sorted(first), 2)})'
-        if any(any(map(str.isdigit, name)) for name in first):
+        if any(any(map(str.isdigit, name)) for name in first) or len(alike) <= len(first):
             reading.notes.append(f'{text}: are they of the same pictures?')
         else:
             reading.doubts.append(f'{text}: a folder for each picture')
@@ -65,16 +65,18 @@ def read(tree: Tree) -> Reading:
 
 
 def _repeats(tree: Tree, source: str, classes: set[str]) -> bool:
-    """Whether a list of pictures says no more than the folders: the class, and two numbers."""
+    """Whether a file that names pictures says no more of them than a class and two numbers."""
     suffix = PurePosixPath(source).suffix.lower()
-    if suffix not in ('.txt', '.csv', '.tsv'):
+    is_table = suffix in ('.csv', '.tsv')
+    if suffix in TABLES and not is_table:
         return False
     # A table has a head.
-    lines = (tree.content(source, read_lines) or [''])[suffix != '.txt' :]
-    for line in lines:
-        cells = {*re.split(r'[,;\t/\\]', line), *re.split(r'[,;\t/\\ ]', line)}
-        bare = suffix == '.txt' and len(line.rpartition('/')[2].split()) <= 2
-        if not (bare or cells & classes) or len(_NUMBERS.findall(line)) > 2:
+    for line in (tree.content(source, read_lines) or [''])[is_table:]:
+        numbers = len(_NUMBERS.findall(line))
+        cells = {*re.split(r'[,;\t/\\]', line)}
+        # Other texts, such as licences, may say anything in words.
+        known = not is_table or cells & classes or len(re.split('[,;\t]', line)) - numbers < 2
+        if numbers > 2 or not known:
             return False
     return True
 

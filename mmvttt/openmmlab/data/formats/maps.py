@@ -32,7 +32,7 @@ _FLAT, _LOOKED_AT, _KINDS = 0.75, 5, 300
 _LARGEST = 180_000_000
 # CamVid's label_colors.txt; CVAT's labelmap.txt, and tables of name, red, green and blue.
 _THREE = r'(\d+)\s*[,\s]\s*(\d+)\s*[,\s]\s*(\d+)'
-_COLOUR = re.compile(rf'{_THREE}\s*[,\s]\s*(\D.*)$|(.+?)\s*[:,]\s*{_THREE}\s*(:.*)?$')
+_COLOUR = re.compile(rf'{_THREE}\s*[,\s]\s*(\D.*)$|([^,]+?)\s*[:,]\s*{_THREE}\s*(:.*)?$')
 _FIRST = re.compile(r'^[A-Za-z]+[_\-. ]')
 _WORD = re.compile(r'^[A-Za-z]+(?=[_\-. ])|[_\-. ][A-Za-z]\w*?$')
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from ..reading import Reading
@@ -13,7 +14,8 @@ NAMES = (
     *('obj.names', '_darknet.labels', '_classes.csv', 'classes.txt', 'labels.txt', 'names.txt'),
     *('class_names.txt', 'labelmap.txt', 'class_dict.csv'),
 )
-_NUMBERED = re.compile(r'(\d+)[\s:,]+(\D.*)')
+# '0: cat' and '0,cat', or '0 cat'.
+_NUMBERED = re.compile(r'(\d+)\s*([:,;\t])\s*(\S.*)|(\d+)\s+(\S.*)')
 
 
 def read_names(tree: Tree, reading: Reading) -> list[str]:
@@ -28,17 +30,25 @@ def read_names(tree: Tree, reading: Reading) -> list[str]:
     return next(iter(lists.values()), [])
 
 
-def _read_list(path: str) -> list[str]:
-    """The names in a file; its lines may begin with their numbers, below a head."""
+def _read_list(path: str | os.PathLike[str]) -> list[str]:
+    """The names in a file; its lines may begin with their numbers, in a table below a head."""
     lines = [line.strip() for line in read_text(path).rstrip().split('\n')]
     # labelme's class -1.
     lines = lines[1:] if lines[0] == '__ignore__' else lines
-    for rows in (lines, lines[1:]):
-        pairs = [row.groups() for row in map(_NUMBERED.match, rows) if row]
-        first = int(pairs[0][0]) if pairs else 2
-        names = [name for _, name in pairs]
-        numbers = [str(first + k) for k in range(len(rows))]
-        # Not the coins of 1 and 2 euro.
-        if first < 2 and [n for n, _ in pairs] == numbers and len({*names}) == len(names):
-            return [''] * first + names
-    return lines if any(lines) else []
+    head = ',' in lines[0] and not lines[0][0].isdigit()
+    return _numbered(lines[head:]) or (lines if any(lines) else [])
+
+
+def _numbered(lines: list[str]) -> list[str]:
+    """The names behind consecutive numbers, '' for one that is missing; empty if not all have one.
+
+    '1 euro' is a name: only numbers from 0, or with a colon or a comma, are those of classes.
+    """
+    rows = [match for match in map(_NUMBERED.match, lines) if match]
+    names = [row[3] or row[5] for row in rows]
+    first = int(rows[0][1] or rows[0][4]) if rows else 0
+    numbers = [str(first + k) for k in range(len(lines))]
+    if [row[1] or row[4] for row in rows] != numbers or len({*names}) < len(names):
+        return []
+    marked = all(row[2] for row in rows)
+    return [''] * first + names if first == 0 or (first == 1 and marked) else []
