@@ -21,7 +21,7 @@ def main() -> None:
     parser = cli.command_line(__doc__)
     add = parser.add_argument
     add('model', help="a config, the name of one of mmvttt's, or a timm model")
-    add('--checkpoint', help='file with the weights; default: random ones')
+    add('--checkpoint', help='file with the weights; default: random ones, but for pedestrians')
     formats = 'FILE.pt2|.onnx|.xml'
     add('--out', type=cli.new_file, required=True, metavar=formats, help='what to write')
     cli.add_shape(parser, help="size of the pictures; default: those of the config's test")
@@ -36,15 +36,18 @@ def main() -> None:
     cli.add_cfg_options(parser, 'model.test_cfg.rcnn.score_thr=0.3')
     args = parser.parse_args()
     size = tuple(args.shape) if args.shape else None
-    files = args.checkpoint, args.out
     options: Any = dict(fixed_size=args.fixed_size, decompose=args.decompose, images=args.images)
     with cli.plain_errors():
-        from mmvttt.by_name import find_model
+        from mmvttt.by_name import find_model, resolve
+        from mmvttt.checkpoints.published import SHORT_NAMES
         from mmvttt.deploy.export import require_format
         from mmvttt.deploy.model_file import write_model
 
         require_format(args.out)
-        named = find_model(args.model, args.cfg_options)
+        named, checkpoint = find_model(args.model, args.cfg_options), args.checkpoint
+        if args.model in SHORT_NAMES:
+            _, checkpoint = resolve(args.model, checkpoint)
+        files = checkpoint, args.out
         if named.config is None and not args.predictions:
             comparisons = write_model(named, named.model, *files, size, **options)
         else:
@@ -53,7 +56,8 @@ def main() -> None:
             comparisons = export_model(named, *files, args.predictions, size=size, **options)
         for comparison in comparisons:
             print(comparison)
-    print(one_line(f'wrote {args.out}'))
+    random = ', with random weights: give --checkpoint' * (not (checkpoint or named.weights))
+    print(one_line(f'wrote {args.out}{random}'))
 
 
 if __name__ == '__main__':

@@ -70,3 +70,12 @@ def test_image_demo(tools: Any, tmp_path: Path) -> None:
     assert re.search(r'12:30\.png: [a-z]+ 0\.\d+; [a-z]+ 0\.\d+; .* → .*12:30\.png', out)
     assert (tmp_path / 'out' / photo.name).is_file()
     tools('image_demo.py', 'cifar10_vittt_nano', photo, *line)
+
+
+def test_an_export_says_whose_weights_it_has(tools: Any, tmp_path: Path) -> None:
+    line = ('--shape', '64', '64', '--fixed-size', '--out')
+    said = tools('export.py', 'pedestrians', *line, tmp_path / 'a.pt2')
+    assert 'weights of mmvttt://maskrcnn_vittt_nano_pedestrians' in said
+    assert 'random' not in said
+    said = tools('export.py', 'vittt_tiny_patch16_224', *line, tmp_path / 'b.pt2')
+    assert said.rstrip().endswith('b.pt2, with random weights: give --checkpoint')
