@@ -589,6 +589,7 @@ def test_numbers_before_names(tmp_path: Path) -> None:
         ('0 soil\n1 3d printer', ['soil', '3d printer']),
         ('Pixel Value, Class\n0, soil\n1, 3d printer', ['soil', '3d printer']),
         ('1,soil\n2,crop', ['', 'soil', 'crop']),
+        ('__ignore__\n', []),
     ):
         path.write_text(content)
         assert _read_list(path) == names

@@ -35,7 +35,8 @@ def _read_list(path: str | os.PathLike[str]) -> list[str]:
     lines = [line.strip() for line in read_text(path).rstrip().split('\n')]
     # labelme's class -1.
     lines = lines[1:] if lines[0] == '__ignore__' else lines
-    head = ',' in lines[0] and not lines[0][0].isdigit()
+    first = lines[0] if lines else ''
+    head = ',' in first and not first[0].isdigit()
     return _numbered(lines[head:]) or (lines if any(lines) else [])
 
 
