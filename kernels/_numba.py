@@ -361,7 +361,7 @@ def spread(typing, team, arguments):
     def generate(context, builder, signature, values):
         start_team, threads, start, stop = cgutils.unpack_tuple(builder, values[0])
         zero, one = (ir.Constant(start.type, i) for i in (0, 1))
-        # What the threads share. Behind the next part is the status of a kernel that failed.
+        # Shared by the threads: after the next part comes the status of a kernel that failed.
         code = ir.Constant(ir.IntType(32), 0)
         error = cgutils.get_null_value(ir.PointerType(excinfo_t))
         fields = values[1], start, stop, zero, code, error

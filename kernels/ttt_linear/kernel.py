@@ -145,8 +145,8 @@ def sums_of_many(args: Args) -> tuple[Tensor, Tensor]:
     totals = *exact.new_empty(1, dim, dim), *exact.new_empty(3, dim), exact.new_empty(size)
     with _launch.on(args.q):
         plan.backward_sums(parts=parts, totals=totals[: 4 + has_scale])
-    found = torch.cat([x.flatten() for x in totals[: 4 + has_scale]])
-    return found, torch.cat([x.flatten() for x in (exact, norm, scale)[: 2 + has_scale]])
+    sums = torch.cat([x.flatten() for x in totals[: 4 + has_scale]])
+    return sums, torch.cat([x.flatten() for x in (exact, norm, scale)[: 2 + has_scale]])
 
 
 def _prepared(args: Args) -> tuple[Inputs, '_Plan']:

@@ -283,7 +283,7 @@ def _written(answer: HTTPResponse, partial: Path, start: int, say: Callable[[str
     with open(os.open(partial, flags, 0o666), 'wb') as file, bar:
         file.truncate(start)
         file.seek(start)
-        # What has come, so that a stop keeps it.
+        # `read1` returns the bytes that have arrived, so that an interrupt keeps them.
         while piece := answer.read1(_PIECE):
             file.write(piece)
             bar.update(len(piece))

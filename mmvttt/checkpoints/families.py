@@ -47,7 +47,7 @@ _REST: Rules = (
     (r'pre_layrnorm\.', 'norm_pre.'),
     (r'(?:post_layernorm|layernorm|norm)\.', 'norm.'),
 )
-# What precedes a block's number. DINOv3 has no encoder around its blocks.
+# Prefixes of a block's number. DINOv3 has no encoder around its blocks.
 _BLOCKS = re.compile(r'(?:encoder\.layers?|layers|(?P<dinov3>(?:model\.)?layer))\.(\d+)\.')
 _PATCHES = re.compile(r'(.*\.|)embeddings\.patch_embedding')
 # Errors of timm's functions at weights of another model.

@@ -83,7 +83,7 @@ def saved_preparation(content: Any) -> Preparation | None:
                 options = {'to_rgb': 'True', **options}
                 inside = {f'data_preprocessor.{name}': v for name, v in options.items()}
             here = _of_settings(inside or settings)
-            # Numbers of channels that do not go together are those of no images.
+            # Settings for different numbers of channels describe no image.
             with suppress(ValueError):
                 return both(here, _of_settings(before)) if step else here
     return None

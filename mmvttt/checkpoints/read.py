@@ -247,8 +247,8 @@ def saved_dataset(content: Any) -> dict[str, Any]:
         case {'meta': {'dataset_meta': Mapping() as data}}:
             names, palette = data.get('classes', data.get('CLASSES')), data.get('palette')
             if isinstance(names, list | tuple):
-                palette = palette if isinstance(palette, list | tuple) else None
-                return dict(classes=tuple(map(str, names)), palette=palette)
+                colours = dict(palette=palette) if isinstance(palette, list | tuple) else {}
+                return dict(classes=tuple(map(str, names)), **colours)
     return {}
 
 

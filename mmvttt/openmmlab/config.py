@@ -185,7 +185,7 @@ class _Checks(NamedTuple):
     passed: list[TypeError]
 
 
-# Of the thread's context: other threads build other configs.
+# For each thread, since other threads build other configs.
 _CHECKS: ContextVar[_Checks | None] = ContextVar('the config that is built', default=None)
 
 

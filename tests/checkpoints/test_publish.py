@@ -160,5 +160,8 @@ def test_mistakes(name: str, options: dict, trained: Path, tmp_path: Path) -> No
 def test_what_a_stranger_says_of_its_classes_and_images(meta: Any) -> None:
     """A checkpoint that says it in another way says nothing."""
     assert saved_dataset(dict(meta=meta)) == {}
+    # Without colours, those of a data set stay.
+    named = dict(dataset_meta=dict(classes=['a'], palette='random'))
+    assert saved_dataset(dict(meta=named)) == dict(classes=('a',))
     said = saved_preparation(dict(meta=meta))
     assert said is None or said.mean == [0]

@@ -153,7 +153,7 @@ def _probe(
     result: dict[nn.Module, Layout | str] = {}
 
     def show(module: nn.Module, args: Any, embedded: Tensor) -> Tensor:
-        # Not the process's numbers, which a training goes on with.
+        # A generator of its own leaves the process's random state as it is.
         noise = torch.randn(embedded.shape[1:], generator=torch.Generator().manual_seed(0))
         return (masks * noise).to(embedded)
 

@@ -58,7 +58,7 @@ def held_out(
     for block, members in groups.items():
         present = {name for number in members for name in classes[number]}
         rarest[block] = min(present, key=lambda name: (counts[name], str(name)), default=None)
-    # Of each class a fifth; of classes that are too small for it, a block of every fifth picture.
+    # A fifth of each class, or a block of every fifth picture where classes are too small.
     val = _fifth(groups, rarest, rarest)
     if len(val) <= len(images) / 10:
         val = _fifth(groups, dict.fromkeys(groups), rarest)

@@ -67,7 +67,7 @@ class FileModel(BaseModel):
 
 
 class Notes(NamedTuple):
-    """What a file's metadata says, each None where it says nothing.
+    """Notes in the metadata of an exported file; None for each that it lacks.
 
     Attributes:
         picture: (height, width) of the pictures, inside of the file's size.

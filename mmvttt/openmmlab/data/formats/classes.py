@@ -75,14 +75,14 @@ def _repeats(tree: Tree, source: str, classes: set[str]) -> bool:
         numbers = len(_NUMBERS.findall(line))
         cells = {*re.split(r'[,;\t/\\]', line)}
         # Other texts, such as licences, may say anything in words.
-        known = not is_table or cells & classes or len(re.split('[,;\t]', line)) - numbers < 2
-        if numbers > 2 or not known:
+        agrees = not is_table or cells & classes or len(re.split('[,;\t]', line)) - numbers < 2
+        if numbers > 2 or not agrees:
             return False
     return True
 
 
 def _annotating(tree: Tree, pictures: dict[str, Picture]) -> list[str]:
-    """What may annotate the pictures of class folders."""
+    """Doubts about class folders, from files that may annotate their pictures."""
     classes = {picture.target for picture in pictures.values()}
     doubts = [
         f'{source!r} names the pictures, and may annotate them'
@@ -99,7 +99,7 @@ def _annotating(tree: Tree, pictures: dict[str, Picture]) -> list[str]:
 
 
 def _doubts(tree: Tree, folders: dict[str, set[str]]) -> list[str]:
-    """What in their names speaks against classes, whose inner folders are given."""
+    """Doubts about class folders, from the names of the folders and of those inside them."""
     doubts = []
     if len({tree.part(name) for name in folders} - {''}) > 1:
         doubts.append(

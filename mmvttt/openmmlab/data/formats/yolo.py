@@ -36,20 +36,20 @@ def read(tree: Tree) -> Reading:
     if not labels:
         return reading
     reading.evidence = f'{len(labels)} label files'
-    given: Any = None
+    in_yaml: Any = None
     shape = None
     for source in tree.having('.yaml', '.yml'):
         content = tree.content(source, read_yaml)
         if isinstance(content, dict) and content.get('names'):
             reading.used.add(source)
-            if given not in (None, content['names']):
+            if in_yaml not in (None, content['names']):
                 reading.lacks.append(f'{source!r} has other names than another YAML: move one')
-            given, shape = content['names'], content.get('kpt_shape')
+            in_yaml, shape = content['names'], content.get('kpt_shape')
             _follow(tree, reading, source, content)
     for source in tree.having('.data'):
         rows = (line.partition('=')[::2] for line in tree.content(source, read_lines) or ())
         _follow(tree, reading, source, {k.strip(): v.strip() for k, v in rows})
-    names = _numbered(given or read_names(tree, reading))
+    names = _numbered(in_yaml or read_names(tree, reading))
     if twice := [name for name, count in Counter(names.values()).items() if count > 1]:
         reading.lacks.append(f'several classes have the name {twice[0]!r}')
     reading.classes = list(names.values())
