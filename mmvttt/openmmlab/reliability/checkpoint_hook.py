@@ -21,8 +21,9 @@ from ..registry import HOOKS
 from .anomaly_hook import AnomalyError, AnomalyHook, bad_weights
 from .exact_resume import STOPPED
 from .hook_state import STATES, HookStates, drop_unreadable
-from .resume import RUN_ID, joined
+from .resume import RUN_ID
 from .rotation import Rotation
+from .run_lock import checkpoint_folder
 from .settings import training_settings
 from .signals import STOP, Preempted, Requests, ignore_signals_in_workers
 
@@ -149,7 +150,7 @@ class CheckpointHook(hooks.CheckpointHook):
 
     def _folder(self, runner: Runner) -> str:
         """As in mmengine's `before_train`, which removes files named in the hub."""
-        return joined(self.out_dir, runner.work_dir)
+        return checkpoint_folder(self.out_dir, runner.work_dir)
 
     def _require_good_weights(self, runner: Runner) -> None:
         """Raises an AnomalyError on all ranks instead of saving non-finite weights.

@@ -26,8 +26,8 @@ from .anomaly_hook import AnomalyHook
 from .checkpoint_hook import CheckpointHook
 from .exact_resume import make_exact
 from .fit import CompareOnLoad, WarnAtStart, require_weights
-from .resume import checkpoint_folder, choose_checkpoint
-from .run_lock import RunLock
+from .resume import choose_checkpoint
+from .run_lock import RunLock, folders_of
 from .settings import require_same_training
 from .signals import end_workers
 from .weights import FitHeads, load_whole_model, locate_checkpoints
@@ -64,10 +64,10 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
         ResumeError: The config has `resume`, but no good checkpoint exists.
     """
     require_same_training(cfg)
-    more = checkpoint_folder(cfg)
-    lock = RunLock(cfg.work_dir, *more)
+    folders = folders_of(cfg)
+    lock = RunLock(*folders)
     try:
-        checkpoint = choose_checkpoint(cfg, *more)
+        checkpoint = choose_checkpoint(cfg, folders)
         check_data(cfg, ('train', 'val'))
         load_whole_model(cfg)
         locate_checkpoints(cfg)

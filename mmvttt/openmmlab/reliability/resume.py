@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ RUN_ID = 'run_id'
 _REGULAR = re.compile(r'(epoch|iter)_\d+\.pth')
 
 
-def choose_checkpoint(cfg: Config, *more: str) -> str | None:
+def choose_checkpoint(cfg: Config, folders: Sequence[str]) -> str | None:
     """Chooses the checkpoint that a training resumes from, if its config has `resume`.
 
     Without it, warns of checkpoints that the training will overwrite.
@@ -36,7 +36,7 @@ def choose_checkpoint(cfg: Config, *more: str) -> str | None:
 
     Args:
         cfg: The config of a training that has not begun.
-        more: See `checkpoint_folder`.
+        folders: Those that it writes, see `folders_of`.
 
     Raises:
         ResumeError: On all ranks: the named file is damaged or missing, or no file of the work
@@ -45,10 +45,10 @@ def choose_checkpoint(cfg: Config, *more: str) -> str | None:
     """
     resume = cfg.get('resume')
     if not resume:
-        names = [p.name for p in candidates(cfg.work_dir, *more) if _REGULAR.fullmatch(p.name)]
+        names = [p.name for p in candidates(*folders) if _REGULAR.fullmatch(p.name)]
         if names:
             print_log(
-                f'{" and ".join([cfg.work_dir, *more])}: there are checkpoints of an earlier '
+                f'{" and ".join(folders)}: there are checkpoints of an earlier '
                 f'training ({", ".join(names[:3])}); this one starts from the beginning, and '
                 'overwrites them; continue it with --resume, or give another --work-dir',
                 'current',
@@ -62,7 +62,7 @@ def choose_checkpoint(cfg: Config, *more: str) -> str | None:
     verdict: list[Any] = [None, None]
     if get_rank() == 0:
         try:
-            verdict[0] = _choose(work_dir, named, *more)
+            verdict[0] = _choose(work_dir, named, *folders[1:])
         except ResumeError as error:
             verdict[1] = str(error)
     broadcast_object_list(verdict)
@@ -79,9 +79,9 @@ def choose_checkpoint(cfg: Config, *more: str) -> str | None:
 def latest_checkpoint(work_dir: str | os.PathLike[str], *more: str) -> tuple[str | None, list[str]]:
     """The whole checkpoint of a training's folders with the largest step.
 
-    Considers `*.pth` except `best_*`, also in the folders `more` (see `checkpoint_folder`), and the
-    file named in `last_checkpoint`. If several trainings have written to a folder, that file's
-    training counts; if it is damaged, none. File times are ignored: copies and clocks change them.
+    Considers `*.pth` except `best_*`, also in the folders `more`, and the file named in
+    `last_checkpoint`. If several trainings have written to a folder, that file's training counts;
+    if it is damaged, none. File times are ignored: copies and clocks change them.
 
     Returns:
         The path or None, and a message for each checkpoint that was skipped.
@@ -129,21 +129,6 @@ def _place(path: str | os.PathLike[str]) -> tuple[str, int]:
         f'{os.fspath(path)!r} lacks meta.iter, meta.epoch, state_dict or message_hub: it holds '
         'weights to load, not a training to resume'
     )
-
-
-def checkpoint_folder(cfg: Config) -> list[str]:
-    """The folder of `CheckpointHook.out_dir`, in a list, or nothing, as for one on a server."""
-    hook = (cfg.get('default_hooks') or {}).get('checkpoint')
-    out_dir = hook.get('out_dir') if isinstance(hook, dict) else None
-    folder = joined(out_dir, cfg.work_dir)
-    return [] if not out_dir or '://' in folder else [folder]
-
-
-def joined(out_dir: str | None, work_dir: str) -> str:
-    """Where mmengine's CheckpointHook writes."""
-    if not out_dir or out_dir == work_dir:
-        return work_dir
-    return os.path.join(out_dir, os.path.basename(work_dir.rstrip(os.sep)))
 
 
 def candidates(work_dir: str | os.PathLike[str], *more: str) -> list[Path]:

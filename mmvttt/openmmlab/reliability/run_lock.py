@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from mmengine.config import Config
 from mmengine.dist import all_gather_object, is_main_process
 
 from mmvttt.checkpoints.locks import locked
@@ -20,6 +21,21 @@ _LOCK, _HOLDER = '.lock', '.lock_holder'
 _SECONDS = 3.0
 
 
+def folders_of(cfg: Config) -> list[str]:
+    """The folders on this machine that a training writes, the work directory first."""
+    hook = (cfg.get('default_hooks') or {}).get('checkpoint')
+    out_dir = hook.get('out_dir') if isinstance(hook, dict) else None
+    folder = checkpoint_folder(out_dir, cfg.work_dir)
+    return [cfg.work_dir, *([] if '://' in folder or folder == cfg.work_dir else [folder])]
+
+
+def checkpoint_folder(out_dir: str | None, work_dir: str) -> str:
+    """The folder into which mmengine's CheckpointHook writes."""
+    if not out_dir or out_dir == work_dir:
+        return work_dir
+    return os.path.join(out_dir, os.path.basename(work_dir.rstrip(os.sep)))
+
+
 class RunLock:
     """Locks of rank 0 on the folders of a training (see `locked`); their files stay there.
 
@@ -30,16 +46,17 @@ class RunLock:
 
     def __init__(self, *folders: str | os.PathLike[str]) -> None:
         self._locks: list[FileLock] = []
-        paths = [Path(folder).absolute() for folder in folders]
+        paths = [*map(Path, folders)]
         # Folders that are made here, the inner ones first.
-        self._made = [p for path in paths for p in (path, *path.parents) if not p.exists()]
+        absolute = [path.absolute() for path in paths]
+        self._made = [p for path in absolute for p in (path, *path.parents) if not p.exists()]
         problem = ''
         try:
-            for folder in folders:
-                check_new_folder(folder)
-                os.makedirs(folder, exist_ok=True)
+            for path in paths:
+                check_new_folder(path)
+                path.mkdir(parents=True, exist_ok=True)
                 if is_main_process():
-                    self._locks.append(_locked(Path(folder)))
+                    self._locks.append(_locked(path))
         except (OSError, UsageError) as error:
             problem = str(error)
         message = next(filter(None, all_gather_object(problem)), None)
