@@ -73,6 +73,7 @@ def evaluate(
         )
     cfg = load_config(config, needed=_NEEDED, **config_args)
     task = task_of(cfg)
+    sets = [data for data in datasets_of(cfg) if data.split == 'test']
     if tta and show_dir is not None and not task.draws_merged:
         raise UsageError(
             f'{task.toolbox} cannot draw merged predictions: leave tta or show_dir out',
@@ -86,7 +87,6 @@ def evaluate(
     if show_dir is not None:
         show_predictions(cfg, show_dir, task)
     metrics = [] if out is None else [_dump(task, out)]
-    sets = [data for data in datasets_of(cfg) if data.split == 'test']
     if tta:
         enable_tta(cfg, task, sets)
     exported = None
