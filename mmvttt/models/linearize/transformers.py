@@ -32,8 +32,9 @@ __all__ = ['TTT', 'from_pretrained', 'linear_class']
 MODELS = (PreTrainedModel,)
 # Name of the attention function, in a config.json also for people who load it without mmvttt.
 NAME = __name__
-# Name of the module inside an attention.
-_LAYER = 'ttt'
+# Name of the module inside an attention, and so a part of the names of its weights. Where a class
+# of transformers loads a softmax model all the same, its report lists these names as unexpected.
+LAYER = 'linearized_by_mmvttt'
 
 
 class _Calls(threading.local):
@@ -111,7 +112,7 @@ def attend(
         dropout: Must be 0.
         kwargs: Other arguments of attention functions, without those that change scores.
     """
-    layer = module._modules.get(_LAYER)
+    layer = module._modules.get(LAYER)
     if layer is None:
         raise UsageError(
             f'{type(module).__name__} comes from the folder of a linearized model, without the '
@@ -139,7 +140,7 @@ AttentionInterface.register(NAME, attend)
 def attentions(model: nn.Module) -> dict[str, Part]:
     """All attentions by name."""
     homes = encoders(model)
-    linear = [name for name in homes if _LAYER in model.get_submodule(name)._modules]
+    linear = [name for name in homes if LAYER in model.get_submodule(name)._modules]
     if linear:
         return dict.fromkeys(linear, LINEAR)
     maps: dict[Encoder, Mapping[str, Layout | str]] = {}
@@ -168,7 +169,7 @@ def install(model: nn.Module, built: Mapping[str, TTT], left: Collection[str], n
     homes: Any = encoders(model)
     for name, layer in built.items():
         attention: Any = model.get_submodule(name)
-        attention.add_module(_LAYER, layer)
+        attention.add_module(LAYER, layer)
         attention.config = calling(attention.config, NAME)
     for home in {homes[name] for name in built}:
         encoder: Any = model.get_submodule(home.name)
