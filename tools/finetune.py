@@ -22,7 +22,7 @@ def main() -> None:
     add('folder')
     help = (
         "published weights (`mmvttt weights`), an earlier finetune's folder, a config and its "
-        'checkpoint, or small; default: the best that can be had'
+        'checkpoint, or small; default: the best available'
     )
     add('--from', dest='start', nargs='+', metavar='NAME', help=help)
     add('--work-dir', help='where to write; default: work_dirs/finetune_<name of the folder>')
@@ -33,7 +33,7 @@ def main() -> None:
     )
     add('--steps', type=cli.positive, help='its length in steps instead')
     add('--format', help='the format of the annotations, where several would explain the folder')
-    add('--plan', action='store_true', help='print what would be done, as JSON')
+    add('--plan', action='store_true', help='print the plan as JSON, and train nothing')
     options = vars(parser.parse_args())
     # Warnings of the toolboxes for authors of configs.
     warnings.filterwarnings('ignore', module='mm(engine|cv|det|seg|pretrain)[.]')

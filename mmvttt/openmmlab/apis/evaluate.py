@@ -26,7 +26,7 @@ from ..registry import resolve_type
 from ..reliability.fit import require_weights
 from ..tasks import Task, task_of
 from ..unwrap import is_wrapped
-from .train import build_runner, existing
+from .train import build_runner, require_checkpoint
 
 _NEEDED = ('model', 'test_dataloader', 'test_cfg', 'test_evaluator')
 
@@ -52,7 +52,7 @@ def evaluate(
         show_dir: A folder for pictures of the predictions.
         tta: See `enable_tta`.
         amp: Run the backbone in mixed precision, see `prepare`.
-        cuda_graph: Replay the backbone as a CUDA graph, see `prepare`; images have one size.
+        cuda_graph: Replay the backbone as a CUDA graph, see `prepare`. Images must have one size.
         file: An `.onnx` or `.xml` of `tools/export.py` that predicts in place of the model, see
             `FileModel`.
         config_args: See `load_config`.
@@ -63,9 +63,8 @@ def evaluate(
     Raises:
         UsageError: An option does not fit the config, there is no such checkpoint, or a path cannot
             be written.
-        DataError: Before anything is built, where the test data is missing, or cannot be what is
-            meant.
-        CheckpointError: The checkpoint cannot be read, or has next to nothing for the model.
+        DataError: The test data is missing or makes no sense. Raised before anything is built.
+        CheckpointError: The checkpoint cannot be read, or hardly matches the model.
     """
     if file is not None and (tta or cuda_graph):
         raise UsageError(
@@ -79,7 +78,7 @@ def evaluate(
             f'{task.toolbox} cannot draw merged predictions: leave tta or show_dir out',
             *('tta', 'show_dir'),
         )
-    source = existing(checkpoint)
+    source = require_checkpoint(checkpoint)
     cfg.load_from, cfg.resume = source, False
     if resolve_type(cfg.get('runner_type'), RUNNERS, None) is FlexibleRunner:
         # FSDP's checkpoints are whole, and are evaluated as such.
@@ -108,7 +107,7 @@ def evaluate(
 
 
 class _TestOther(Hook):
-    """Tests another model, made of the runner's once that has its weights."""
+    """Replaces the runner's model before the test, once its weights are loaded."""
 
     def __init__(self, make: Callable[[Any], nn.Module]) -> None:
         self.make = make
@@ -124,8 +123,8 @@ class _TestOther(Hook):
 def enable_tta(cfg: Config, task: Task, sets: Sequence[DatasetConfig]) -> None:
     """Makes a config merge the predictions for versions of an image (test-time augmentation).
 
-    Its `tta_pipeline` makes the versions and its `tta_model` merges them, of detectors only boxes.
-    `sets` are its test data sets and their metrics.
+    Its `tta_pipeline` makes the versions and its `tta_model` merges them. For detectors only boxes
+    are merged. `sets` are the test data sets and their metrics.
     """
     missing = [key for key in ('tta_model', 'tta_pipeline') if key not in cfg]
     if missing:

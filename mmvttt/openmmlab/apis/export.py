@@ -58,7 +58,7 @@ def export_model(
         model: See `mmvttt.by_name.find_model`.
         checkpoint, out, options: See `write_model`.
         size: (height, width) of the pictures, by default those of the config's test. A file of one
-            size takes them padded as the model's preprocessor pads.
+            size takes them as the model's preprocessor pads them.
         predictions: Write boxes, labels and masks of a detector, or labels of a segmentor, for one
             image of one size (see `mmvttt.openmmlab.export.networks`). Not for a `.pt2`.
 
@@ -91,9 +91,9 @@ def export_model(
 def _pictures(
     named: NamedModel, size: tuple[int, int] | None
 ) -> tuple[tuple[int, int], dict[str, Any]]:
-    """(height, width) of the pictures, and what the data set says of the classes.
+    """(height, width) of the pictures, and names and colours of the data set's classes.
 
-    The size is the given one, else that of the config's test, else the papers'.
+    The size is `size`, else the size in the config's test pipeline, else the papers'.
     """
     sets = [d for d in datasets_of(named.config or {}) if d.split == 'test' and not d.metric]
     tested = picture_size(sets[0].config.get('pipeline') or ()) if sets else None

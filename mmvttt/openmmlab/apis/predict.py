@@ -42,21 +42,21 @@ def find_images(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
         ImageError: A file is not an image that can be read.
     """
     files: list[Path] = []
-    for given in (os.fspath(path) for path in paths):
-        matches = [given]
-        if urlsplit(given).scheme in ('http', 'https'):
+    for path in [os.fspath(path) for path in paths]:
+        matches = [path]
+        if urlsplit(path).scheme in ('http', 'https'):
             # A folder for each, as pictures of several sites may have one name.
             folder = tempfile.mkdtemp(prefix='mmvttt_')
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            matches = [given] = [fetch_image(given, folder)]
-        elif os.path.isdir(given):
-            matches = glob.glob(os.path.join(glob.escape(given), '*'))
-        elif not os.path.exists(given) and glob.has_magic(given):
-            matches = glob.glob(given, recursive=True)
-        if matches != [given]:
+            matches = [path] = [fetch_image(path, folder)]
+        elif os.path.isdir(path):
+            matches = glob.glob(os.path.join(glob.escape(path), '*'))
+        elif not os.path.exists(path) and glob.has_magic(path):
+            matches = glob.glob(path, recursive=True)
+        if matches != [path]:
             matches = [m for m in sorted(matches) if m.lower().endswith(SUFFIXES + VIDEOS)]
             if not matches:
-                raise UsageError(f'there is no picture in {given!r}: give files such as photo.jpg')
+                raise UsageError(f'there is no picture in {path!r}: give files such as photo.jpg')
         files += map(Path, matches)
     for file in files:
         if file.suffix.lower() not in VIDEOS:
@@ -73,10 +73,10 @@ def drawings(images: Sequence[Path], out: str | os.PathLike[str]) -> list[tuple[
         UsageError: A drawing would be written over an image, or over another drawing.
     """
     pairs: dict[Path, Path] = {}
-    taken = {image.resolve() for image in images}
+    sources = {image.resolve() for image in images}
     for image in images:
         file = Path(out) / f'{image.stem}{".mp4" if image.suffix.lower() in VIDEOS else ".png"}'
-        if file in pairs or file.resolve() in taken:
+        if file in pairs or file.resolve() in sources:
             raise UsageError(
                 f'the drawing of {os.fspath(image)!r} would be written over {os.fspath(file)!r}: '
                 'give another folder, or one image of a name at a time',
@@ -94,7 +94,7 @@ def predict_files(
     tiles: int | None = None,
     batch: int | None = None,
 ) -> Iterator[tuple[Path, str, Path]]:
-    """Predicts for files and writes drawings; yields each file, its prediction and its drawing.
+    """Predicts for files, draws, and yields each file, its prediction and its drawing.
 
     Args:
         predictor: The model.
@@ -118,8 +118,8 @@ def predict_files(
         ThreadPoolExecutor(_WRITERS) as pool,
     ):
 
-        def described(pair: tuple[Path, Path]) -> Callable[[], tuple[Path, str, Path]]:
-            """Predicts for a file; returns what waits for its drawing to be written."""
+        def begin(pair: tuple[Path, Path]) -> Callable[[], tuple[Path, str, Path]]:
+            """Predicts for a file. The function returned waits until its drawing is written."""
             image, file = pair
             if image.suffix.lower() in VIDEOS:
                 count = _draw_video(
@@ -135,7 +135,7 @@ def predict_files(
         waiting: deque[Callable[[], tuple[Path, str, Path]]] = deque()
         try:
             for pair in images:
-                waiting.append(described(pair))
+                waiting.append(begin(pair))
                 if len(waiting) > _WRITERS:
                     yield waiting.popleft()()
         except (DataError, UsageError):
@@ -181,8 +181,8 @@ Add = Callable[[str, Prediction], None]
 def _table(classes: Sequence[str], path: str | os.PathLike[str] | None) -> Iterator[Add]:
     """Yields a function that writes the predictions for a file, to a table that exists at the end.
 
-    Of an image without a box a .csv has a row without numbers. A .json is written at the end; only
-    entries and encoded masks stay in memory until then.
+    A .csv has a row without numbers for an image without a box. A .json is written at the end, and
+    until then only entries and encoded masks stay in memory.
     """
     if path is None:
         yield lambda name, prediction: None

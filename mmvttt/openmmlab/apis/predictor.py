@@ -40,7 +40,7 @@ from ..tasks import TASKS, Task, task_of
 from ..tasks.prediction import Boxes, Prediction
 
 _READERS = 2
-# Transforms of toolboxes that read the image, and what is annotated.
+# Transforms of toolboxes that read the image, and those that read annotations.
 _IMAGES = (
     'LoadImageFromFile', 'LoadMultiChannelImageFromFiles', 'LoadBiomedicalImageFromFile',
     'LoadSingleRSImageFromFile',
@@ -89,11 +89,10 @@ def open_model(
     model_config = copy.deepcopy(config.model)
     if (preprocessor := config.get('data_preprocessor')) is not None:
         model_config.setdefault('data_preprocessor', preprocessor)
-    given = tests[0].config
-    # Names and colours of the classes: the checkpoint's, else of the data set.
+    # Names and colours of the classes: the checkpoint's, else the data set's.
     saved = saved_dataset(opened.content)
     dataset = {**tests[0].metainfo, **saved}
-    pipeline = copy.deepcopy(list(given.get('pipeline') or ()))
+    pipeline = copy.deepcopy(list(tests[0].config.get('pipeline') or ()))
     exported = None if file is None else open_for(file, [pipeline], amp, saved.get('classes', ()))
     with building(config):
         model = MODELS.build(model_config)
@@ -120,7 +119,7 @@ class Predictor:
         classes: Names of its classes.
         pipeline: Prepares an image that has been read.
         metrics: Results on the validation part, of a model that `mmvttt.finetune` returns.
-        table: Of each class its name, its validation pictures, and its result.
+        table: Name, number of validation pictures, and result of each class.
         folder: The folder with its config, checkpoints and pictures.
     """
 
@@ -144,7 +143,7 @@ class Predictor:
             loader, *steps = steps
         self.load = TRANSFORMS.build(loader)
         self.pipeline = Compose(steps)
-        # Pillow reads what is common; another reader is for files that Pillow may not know.
+        # Pillow checks the common formats. Other loaders are for files that it may not know.
         reads_files = DatasetConfig(dict(pipeline=[loader])).reads_files
         self.checked = reads_files and loader.get('color_type') not in ('unchanged', 'anycolor')
 
@@ -160,8 +159,8 @@ class Predictor:
         what a TTT layer learns from an image.
 
         Args:
-            images: A file, which is read as the config's test pipeline reads it; an image of
-                Pillow; or pixels `(H, W, channels)` or `(H, W)`, uint8, RGB; or a list of them.
+            images: A file, which the config's test pipeline reads, an image of Pillow, or pixels
+                `(H, W, channels)` or `(H, W)`, uint8, RGB. A list or tuple has several of them.
             score_thr: Boxes with a lower score are left out.
             tiles: Side in pixels of overlapping tiles, in each of which a detector looks: small
                 objects of large pictures.
@@ -182,17 +181,17 @@ class Predictor:
         batch: int | None = None,
         tiles: int | None = None,
     ) -> Iterator[Prediction]:
-        """Yields the predictions for images in their order; reads ahead, in constant memory.
+        """Yields the predictions for images in their order. Reads ahead, in constant memory.
 
         Args:
             images: See `predict`. An iterator is read as it is needed.
             score_thr: See `predict`.
-            batch: Most images that run together; they have one size, so that none is padded for
-                another. Default: 8 on a GPU, else 1.
+            batch: Maximum number of images that run together. They have one size, so that none is
+                padded for another. Default: 8 on a GPU, else 1.
             tiles: See `predict`.
 
         Raises:
-            ImageError, UsageError: See `predict`; after the predictions for the images before.
+            ImageError, UsageError: See `predict`. The predictions for earlier images come first.
         """
         check_part('score_thr', score_thr)
         if tiles is not None and not self.task.merges_tiles:
@@ -305,7 +304,7 @@ def ahead(
 
 
 def _twin(model: Any) -> Any:
-    """A model of other modules, which may keep something in a call, with the same tensors."""
+    """A copy of a model that shares its tensors, but nothing that a module stores in a call."""
     tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, tensors)
 
@@ -319,10 +318,10 @@ def _gains_from_two(model: Any, group: Sequence[tuple[Any, Any]]) -> bool:
     """
     on_cpu = all(p.device.type == 'cpu' for p in model.parameters())
     small = sum(inputs['inputs'].numel() for _, inputs in group) < _SMALL
-    # A hook may keep something outside, and a thread has contexts of its own.
+    # A hook may write to shared objects, and autocast is on for one thread only.
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    alone = hooked or torch.is_autocast_enabled('cpu') or isinstance(model, FileModel)
-    return on_cpu and small and not alone
+    single = hooked or torch.is_autocast_enabled('cpu') or isinstance(model, FileModel)
+    return on_cpu and small and not single
 
 
 def _shape(item: tuple[Any, Any]) -> Any:
@@ -332,7 +331,7 @@ def _shape(item: tuple[Any, Any]) -> Any:
 def _groups(
     items: Iterable[Any], most: int, kind: Callable[[Any], Any] = lambda item: None
 ) -> Iterator[list[Any]]:
-    """Groups of neighbours of one kind; before an error, what came before it."""
+    """Yields groups of consecutive items of one kind. An error follows the items before it."""
     group: list[Any] = []
     try:
         for item in items:
@@ -357,7 +356,7 @@ def _as_read(pixels: np.ndarray) -> dict[str, Any]:
 
 
 def _starts(length: int, side: int) -> list[int]:
-    """Where tiles of a side begin that cover a length, and overlap by a fifth or more."""
+    """Offsets of tiles of a side that cover a length and overlap by a fifth or more."""
     last = max(0, length - side)
     return [*range(0, last, max(1, side - side // 5)), last]
 

@@ -36,11 +36,11 @@ _WRAPPERS = (optim.OptimWrapper, optim.AmpOptimWrapper, AmpOptimWrapper)
 
 
 class QuietRunner(Runner):
-    """mmengine's Runner, of which the screen shows what hooks say, and warnings.
+    """mmengine's Runner with a quiet screen, which shows warnings and what hooks log.
 
-    All the rest is in the log file: what is logged while parts are built, loaded and evaluated. A
-    test shows its evaluation too. The config is written when a training begins: one that is
-    refused, and a test, leave the file.
+    The log file also has what is logged while parts are built, loaded and evaluated. A test shows
+    its evaluation too. The config is written when a training begins, so that a training that is
+    refused, or a test, does not replace the file of an earlier one.
     """
 
     # The level below which nothing is on the screen.
@@ -91,7 +91,7 @@ class SilentRunner(QuietRunner):
 
 @contextmanager
 def off_screen(silent: bool = True) -> Iterator[None]:
-    """Keeps what is logged without a run from the screen, for a report that has it to itself."""
+    """Keeps log lines that belong to no run off the screen, for a report that fills it."""
     if not silent:
         yield
         return
@@ -163,8 +163,11 @@ def build_runner(cfg: Config, silent: bool = False) -> Runner:
     return (SilentRunner if silent else QuietRunner).from_cfg(cfg)
 
 
-def existing(checkpoint: str | os.PathLike[str]) -> str:
-    """A checkpoint's path, expanded, or its address without a password; a UsageError if missing."""
+def require_checkpoint(checkpoint: str | os.PathLike[str]) -> str:
+    """The expanded path of a checkpoint, or its address without a password.
+
+    Raises a UsageError if there is no such file.
+    """
     source = os.path.expanduser(os.fspath(checkpoint))
     if '://' not in source and not os.path.isfile(source):
         raise UsageError(
@@ -176,7 +179,7 @@ def existing(checkpoint: str | os.PathLike[str]) -> str:
 def enable_amp(cfg: Config) -> None:
     """Switches to mixed precision: bf16 where the device has it, else fp16 with loss scaling.
 
-    A `dtype` that the config gives stays. bf16 is the type to use with test-time training: in fp16
+    A `dtype` in the config stays. bf16 is the type to use with test-time training: in fp16
     the inner gradients underflow more easily.
     """
     wrapper = cfg.optim_wrapper
@@ -229,7 +232,7 @@ def train(
 
     Args:
         config: Path of a config; its `default_scope` decides the toolbox.
-        resume: 'auto' (the latest checkpoint of the work directory; if there is none, the config's
+        resume: 'auto' (the latest checkpoint of the work directory or, without one, the config's
             `load_from`), or a path.
         amp: See `enable_amp`.
         auto_scale_lr: Scale the learning rate by the real batch over the config's
@@ -273,7 +276,7 @@ def train(
     weights = None
     if resume is not None:
         weights, cfg.resume = cfg.get('load_from'), True
-        cfg.load_from = None if resume == 'auto' else existing(resume)
+        cfg.load_from = None if resume == 'auto' else require_checkpoint(resume)
     with ExitStack() as built, named_entries(cfg):
         # The default scope, by which types are found, is the process's.
         built.enter_context(BUILDING)
@@ -282,7 +285,7 @@ def train(
         weights = weights or cfg.get('load_from')
         if start.checkpoint is None and cfg.get('resume') and weights is not None:
             # Nothing to resume: the training begins where it would without --resume.
-            cfg.resume, cfg.load_from = False, existing(weights)
+            cfg.resume, cfg.load_from = False, require_checkpoint(weights)
         runner = build_runner(cfg, silent)
         try:
             for hook in (SummaryHook(), *hooks, _Built(built.close)):

@@ -73,7 +73,7 @@ def load_by_the_list() -> None:
 
 
 def log_loading() -> None:
-    """Logs what mmengine prints about a checkpoint: a run's log has the rest."""
+    """Sends mmengine's messages about a checkpoint to the log, which has the rest of the run."""
     from mmengine.logging import print_log
     from mmengine.runner import checkpoint
 

@@ -109,8 +109,8 @@ def find_shadowed_modules() -> str | None:
 def dump_values_as_values() -> str | None:
     """Keeps mmengine from substituting `{{…}}` in the values of a config that was dumped.
 
-    It does so in the text of every config that it reads, where a name from somebody's data may end
-    its string and run. Only strings have two braces side by side.
+    mmengine substitutes in the text of every config that it reads. There a name from somebody's
+    data could end its string and run as code. Only strings have two braces side by side.
     """
     original, dump = Config.pretty_text.fget, Config.dump
 

@@ -84,7 +84,7 @@ class MESAClassifier(ImageClassifier):
         samples = super().predict(inputs, data_samples, **kwargs)
         if self.evaluate_teacher:
             student = self.state_dict()
-            # Weights without a teacher make one that is the student.
+            # From weights without a teacher, the teacher is a copy of the student.
             if all(torch.equal(x, student[n]) for n, x in self.teacher.state_dict().items()):
                 scores = [sample.pred_score for sample in samples]
             else:

@@ -168,12 +168,13 @@ def loss_terms(losses: Any) -> dict[str, Tensor]:
 
 
 def image_names(args: tuple, kwargs: dict) -> list[str]:
-    """Names of the images of a batch, as far as it has them."""
+    """Names of the images of a batch, or their numbers where it has no names."""
     names = []
     samples = [leaf for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, 'metainfo')]
     for i, sample in enumerate(samples):
-        given = (str(sample.metainfo[n]) for n in _NAMES if sample.metainfo.get(n) is not None)
-        names.append(next(given, f'no. {i}'))
+        info = sample.metainfo
+        ids = (str(info[key]) for key in _NAMES if info.get(key) is not None)
+        names.append(next(ids, f'no. {i}'))
     return names
 
 

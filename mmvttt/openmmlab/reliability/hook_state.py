@@ -99,7 +99,7 @@ def _restore(hook: Hook, state: Any) -> Iterator[Any]:
 
 
 def kind_of(value: Any) -> type:
-    """The type of a state's value: of all numbers the same, and of None, which one may replace."""
+    """The type of a state's value; one for all numbers and None, which a number may replace."""
     if isinstance(value, bool):
         return bool
     if value is None or isinstance(value, int | float | np.number | torch.Tensor):

@@ -14,15 +14,15 @@ from mmvttt.errors import UsageError
 
 from .weights import checkpoints_of
 
-# Trainings of fewer steps try a config out. Those of more take seconds to run through.
+# Shorter trainings only try a config out. The schedules of longer ones take seconds to run.
 _TRIAL, _LONG = 20, 200_000
-# Below this rate random weights do not change in a training, and below this part of its full rate a
-# training learns little.
+# Below this rate random weights do not change in a training, and below this fraction of its full
+# rate a training learns little.
 _LEAST, _PART = 1e-6, 0.1
 
 
 def planned_rates(runner: Runner) -> list[float]:
-    """The rate of each step, of the parameters that learn fastest, as the schedules will set it.
+    """The rate at each step of the parameters that learn fastest, as the schedules will set it.
 
     The schedules run on a copy of the optimizer's parameter group. Schedules that follow a measure
     leave the rate as it is.
@@ -101,7 +101,7 @@ def _shorter(runner: Runner) -> Iterator[str]:
             isinstance(schedule, LinearParamScheduler)
             and schedule.start_factor < schedule.end_factor
         ):
-            # In the unit of the config, in whose first one a schedule has its first rate.
+            # In the config's unit. In the first epoch or step a schedule has its first rate.
             units = runner.max_epochs if options.get('by_epoch', True) else runner.max_iters
             least = 1 if options.get('convert_to_iter_based') else 2
             yield f'{key}.end={options.get("begin", 0) + max(least, units // 20)}'

@@ -37,7 +37,7 @@ def checkpoint_folder(out_dir: str | None, work_dir: str) -> str:
 
 
 class RunLock:
-    """Locks of rank 0 on the folders of a training (see `locked`); their files stay there.
+    """Locks of rank 0 on the folders of a training (see `locked`), whose files stay there.
 
     Raises:
         UsageError: On all ranks: another process holds one, which the error names, or a folder

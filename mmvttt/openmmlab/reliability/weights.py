@@ -39,8 +39,8 @@ def checkpoints_of(config: Any) -> Iterator[str]:
 def load_whole_model(cfg: Config) -> None:
     """Moves the checkpoint of a whole model from its `init_cfg` to `load_from`.
 
-    What mmengine loads by `init_cfg` is not compared with the model, and rows of heads go by
-    number instead of by class.
+    mmengine would not compare weights of `init_cfg` with the model, and would assign the rows of
+    heads by number instead of by class.
     """
     match cfg.model.get('init_cfg'):
         case {'type': 'Pretrained', 'checkpoint': str() as source, **options} if not options:
@@ -125,15 +125,15 @@ class FitHeads(Hook):
             'the heads are new for': [x for x in classes if fits and x not in saved],
             'initialised randomly, because they have another shape:': others,
         }
-        what = [f'{k} {", ".join(names)}' for k, names in text.items() if names]
-        if numbered or (classes and not what):
-            what.append('row k of heads stays with class k: it does not say whose row that is')
-        if what:
-            runner.logger.info(one_line(f'{runner._load_from}: {"; ".join(what)}'))
+        parts = [f'{k} {", ".join(names)}' for k, names in text.items() if names]
+        if numbered or (classes and not parts):
+            parts.append('row k of heads stays with class k: it does not say whose row that is')
+        if parts:
+            runner.logger.info(one_line(f'{runner._load_from}: {"; ".join(parts)}'))
 
 
 def _published_classes(model: nn.Module, source: str | None) -> tuple[str, ...]:
-    """Names of the classes of weights that their authors publish, whose files have none."""
+    """Names of the classes of published weights, whose files do not name them."""
     name, task = (source or '').removeprefix(SCHEME), task_of(model)
     if name == source or not (task.published_on and getattr(PUBLISHED.get(name), 'authors', '')):
         return ()
@@ -165,13 +165,13 @@ def fit_rows(
     Args:
         source: `(A · (first + C + last) · n, …)` for A anchors and the C classes `saved`: n rows of
             each class, such as coordinates, `last` for the background, `first` for a box.
-        target: The same for `classes`; it has the rows of the other classes.
+        target: The same for `classes`. It provides the rows of classes that `saved` lacks.
         saved, classes: The names of the classes.
         n: See `source`.
-        group: `(first + C' + last) · n` in `target`, if it is known.
+        group: `(first + C' + last) · n` in `target`, if the head says it.
 
     Returns:
-        The tensor, or None if the shapes are others, or no names are given.
+        The tensor, or None if the shapes do not fit or there are no names.
     """
     fits: list[tuple[Any, ...]] = []
     for first, last in ((0, 0), (0, 1), (5, 0)) if n == 1 else ((0, 0),):
