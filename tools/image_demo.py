@@ -18,7 +18,7 @@ from mmvttt import cli
 from mmvttt.text import one_line
 
 # Seconds between two lines on the time that is left.
-_SELDOM = 30
+_INTERVAL = 30
 WEIGHTS = ('.pth', '.pt', '.bin', '.safetensors', '.ckpt')
 
 
@@ -83,13 +83,13 @@ def main() -> None:
         options = args.score_thr, args.save, args.tiles, args.batch
         start = reported = time.monotonic()
         predictions = predict.predict_files(predictor, pairs, *options)
-        for count, (file, found, drawing) in enumerate(predictions, 1):
-            print(one_line(f'{file}: {found} → {drawing}'), flush=True)
+        for count, (file, text, drawing) in enumerate(predictions, 1):
+            print(one_line(f'{file}: {text} → {drawing}'), flush=True)
             now = time.monotonic()
-            if now - reported > _SELDOM:
+            if now - reported > _INTERVAL and count < len(pairs):
                 reported, left = now, (now - start) / count * (len(pairs) - count)
-                text = f'{count} of {len(pairs)} files, {left / 60:.0f} minutes left'
-                print(text, file=sys.stderr, flush=True)
+                progress = f'{count} of {len(pairs)} files, {left / 60:.0f} minutes left'
+                print(progress, file=sys.stderr, flush=True)
         if args.save:
             print(one_line(f'wrote {Path(args.save)}'))
 
