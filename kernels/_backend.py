@@ -67,7 +67,7 @@ def load_kernel(op: str, backend: str = 'triton') -> ModuleType | str:
     if importlib.util.find_spec(name) is None:
         return f'this version has no {_NAMES[backend]} kernel for {op}'
     if backend == 'numba' and importlib.util.find_spec('numba') is None:
-        return 'numba is not installed; `pip install numba` makes the op faster on a CPU'
+        return "numba is not installed; `pip install 'mmvttt[cpu]'` makes the op faster on a CPU"
     try:
         if backend == 'triton' and triton_version() < _OLDEST_TRITON:
             oldest = '.'.join(map(str, _OLDEST_TRITON))

@@ -171,7 +171,7 @@ NO_NUMBA = {FIND: lambda name: None if name == 'numba' else True}
 WITHOUT = {
     'Triton 3.5.1': ('ttt_linear', 'triton', OLD),
     'no libcuda': ('ttt_linear', 'triton', {IMPORT: broken, FIND: lambda name: True}),
-    'pip install numba': ('ttt_linear', 'numba', NO_NUMBA),
+    "pip install 'mmvttt[cpu]'": ('ttt_linear', 'numba', NO_NUMBA),
     'no numba kernel for ttt_mlp': ('ttt_mlp', 'numba', {}),
 }
 
