@@ -181,6 +181,20 @@ def test_rows_go_by_name_where_the_number_of_classes_is_the_same(make: Any) -> N
     assert line.startswith('w: row k of heads stays with class k')
 
 
+def test_a_hidden_layer_of_a_head_keeps_its_rows() -> None:
+    """Its rows are a multiple of the classes, as those of several anchors are."""
+    cfg = classifier()
+    width = cfg.model.head.in_channels
+    cfg.model.head = dict(
+        type='StackedLinearClsHead', num_classes=2, in_channels=width, mid_channels=[16]
+    )
+    source, model = (build(copy.deepcopy(cfg)).eval() for _ in range(2))
+    got, _ = fitted(model, source.state_dict(), ['cat', 'dog'], ['dog', 'cat'])
+    model.load_state_dict(got)
+    features = (torch.randn(3, width),)
+    torch.testing.assert_close(source.head(features)[:, [1, 0]], model.head(features))
+
+
 def test_published_files_have_the_classes_of_their_data_set() -> None:
     cfg = segmentor()
     for head in task_of(cfg).heads_of(cfg).values():

@@ -110,8 +110,8 @@ class FitHeads(Hook):
             source, target, layer = weights[name], state[name], class_layer(name)
             if layer is None and source.shape == target.shape:
                 continue
-            # Several rows of an unknown layer may be anchors, or numbers of one class.
-            size = _group(model, name) if layer else len(target)
+            # Only a head that says so has rows for several anchors: a hidden layer has many rows.
+            size = (layer and _group(model, name)) or len(target)
             rows = fit_rows(source, target, saved, classes, ROWS_OF_CLASS.get(layer or '', 1), size)
             fits = fits or rows is not None
             if rows is None and source.shape == target.shape:
@@ -157,8 +157,8 @@ def fit_rows(
     target: Tensor,
     saved: Sequence[str],
     classes: Sequence[str],
-    n: int = 1,
-    group: int | None = None,
+    n: int,
+    group: int,
 ) -> Tensor | None:
     """A head's tensor for `classes` with the rows of the classes that `source` knows.
 
@@ -168,7 +168,7 @@ def fit_rows(
         target: The same for `classes`. It provides the rows of classes that `saved` lacks.
         saved, classes: The names of the classes.
         n: See `source`.
-        group: `(first + C' + last) · n` in `target`, if the head says it.
+        group: `(first + C' + last) · n`, the rows of an anchor in `target`.
 
     Returns:
         The tensor, or None if the shapes do not fit or there are no names.
@@ -176,7 +176,7 @@ def fit_rows(
     fits: list[tuple[Any, ...]] = []
     for first, last in ((0, 0), (0, 1), (5, 0)) if n == 1 else ((0, 0),):
         widths = [(first + len(names) + last) * n for names in (saved, classes)]
-        if not (saved and classes) or group not in (None, widths[1]):
+        if not (saved and classes) or group != widths[1]:
             continue
         anchors, *rest = [len(x) / width for x, width in zip((source, target), widths, strict=True)]
         if rest == [anchors] and anchors % 1 == 0 and source.shape[1:] == target.shape[1:]:
