@@ -195,6 +195,49 @@ def test_a_hidden_layer_of_a_head_keeps_its_rows() -> None:
     torch.testing.assert_close(source.head(features)[:, [1, 0]], model.head(features))
 
 
+@pytest.mark.parametrize(
+    'path',
+    [
+        'mmdet::tood/tood_r50_fpn_1x_coco.py',
+        'mmdet::reppoints/reppoints-moment_r50_fpn_1x_coco.py',
+        'mmdet::yolof/yolof_r50-c5_8xb8-1x_coco.py',
+        'mmdet::yolact/yolact_r50_8xb8-55e_coco.py',
+        'mmdet::autoassign/autoassign_r50-caffe_fpn_1x_coco.py',
+        'mmdet::centernet/centernet_r18_8xb16-crop512-140e_coco.py',
+        'mmdet::ddq/ddq-detr-4scale_r50_8xb2-12e_coco.py',
+        'mmdet::yolo/yolov3_d53_8xb8-320-273e_coco.py',
+        'mmseg::danet/danet_r50-d8_4xb4-80k_ade20k-512x512.py',
+        'mmseg::encnet/encnet_r50-d8_4xb4-80k_ade20k-512x512.py',
+        'mmseg::ddrnet/ddrnet_23_in1k-pre_2xb6-120k_cityscapes-1024x1024.py',
+        'mmpretrain::deit/deit-tiny-distilled_4xb256_in1k.py',
+        'mmpretrain::levit/levit-128_8xb256_in1k.py',
+        'mmpretrain::efficientformer/efficientformer-l1_8xb128_in1k.py',
+    ],
+)
+def test_rows_of_the_heads_of_the_toolboxes(path: str) -> None:
+    """Every tensor whose shape depends on the number of classes has rows that go by name."""
+    models = []
+    for number in (7, 11):
+        cfg = get_config(path)
+        for head in task_of(cfg).heads_of(cfg).values():
+            head['num_classes'] = number
+            for loss in (head.get('loss_decode'), head.get('loss_cls')):
+                if isinstance(loss, dict):
+                    loss.pop('class_weight', None)
+        with torch.device('meta'):
+            models.append(build(cfg))
+    source, target = (model.state_dict() for model in models)
+    model = models[1].to_empty(device='cpu')
+    weights = {n: torch.randn(x.shape) for n, x in target.items() if source[n].shape != x.shape}
+    assert weights
+    names = [str(number) for number in range(11)]
+    there, _ = fitted(model, weights, names, names[::-1])
+    back, _ = fitted(model, there, names[::-1], names)
+    for name, value in weights.items():
+        assert not torch.equal(there[name], value), name
+        assert torch.equal(back[name], value), name
+
+
 def test_published_files_have_the_classes_of_their_data_set() -> None:
     cfg = segmentor()
     for head in task_of(cfg).heads_of(cfg).values():
