@@ -24,10 +24,18 @@ from ..layers.inner_options import DYNAMIC
 from ..layers.json_options import from_json
 from .account import replace
 from .encoders import Encoder, Layout, ancestors, beyond_ttt, calling, encoders, layouts, patch_grid
-from .replacement import LINEAR, Linearized, MapSize, Note, Part, Replacement, checked_size
-from .replacement import linear_class as class_of
+from .replacement import (
+    LINEAR,
+    Linearized,
+    MapSize,
+    Note,
+    Part,
+    Replacement,
+    checked_size,
+    linear_class,
+)
 
-__all__ = ['TTT', 'from_pretrained', 'linear_class']
+__all__ = ['TTT', 'from_pretrained']
 
 MODELS = (PreTrainedModel,)
 # Name of the attention function, in a config.json also for people who load it without mmvttt.
@@ -183,7 +191,8 @@ def install(model: nn.Module, built: Mapping[str, TTT], left: Collection[str], n
             # In config.json: classes of transformers refuse the file then, or call `attend`.
             module.config.attn_implementation = NAME
             if not isinstance(module, _Linear):
-                module.__class__ = linear_class(type(module))
+                kind: Any = type(module)
+                module.__class__ = linear_class(_Linear, kind)
 
 
 def _enter(patches: str, encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -302,14 +311,7 @@ def _restore(model: nn.Module) -> None:
         )
 
 
-def linear_class(source: Any) -> Any:
-    """The class of a linearized model, whose `from_pretrained` loads what the model saves."""
-    return class_of(_Linear, source)
-
-
-def from_pretrained(
-    source: type[Any], folder: str | os.PathLike[str], **options: Any
-) -> PreTrainedModel:
+def from_pretrained(source: Any, folder: str | os.PathLike[str], **options: Any) -> PreTrainedModel:
     """Loads a linearized model that `save_pretrained` or `push_to_hub` has written.
 
     Args:
@@ -326,4 +328,4 @@ def from_pretrained(
                 f'{source.__name__} has no class: give the class that wrote the folder.'
             )
         source = mapping[type(config)]
-    return linear_class(source).from_pretrained(folder, **options)
+    return linear_class(_Linear, source).from_pretrained(folder, **options)
