@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import timm
 import torch
+from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -144,6 +145,7 @@ def test_with_softmax_put_back_it_is_the_source(name: str) -> None:
         last = record.replaced[-1]
         assert linearize(partly, last, **SOFTMAX).left.keys() >= {*record.replaced} - {last}
         models.append(partly)
+    assert not any('relative_position_index' in n for n, _ in model.named_buffers())
     weights = {n: w for n, w in source.state_dict().items() if n not in record.gone}
     assert list(model.state_dict()) == list(weights)
     assert all(torch.equal(w, weights[n]) for n, w in model.state_dict().items())
@@ -317,6 +319,45 @@ def test_bad_input_leaves_the_model_as_it_was(make: Callable, options: dict) -> 
     assert not any(m._forward_pre_hooks for m in modules.values())
 
 
+class Own(nn.Module):
+    """A block of a user around timm's."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        return self.block(x, **kwargs)
+
+
+class OwnAttention(Attention):
+    """A subclass, which may compute something else."""
+
+
+def test_blocks_and_attentions_of_a_user() -> None:
+    model = build(VIT, depth=3)
+    model.blocks[0] = Own(model.blocks[0])
+    model.blocks[1].attn = OwnAttention(32).double()
+    model.blocks[2] = Own(nn.Identity())
+    model.blocks[2].block.forward = lambda x, **_: x
+    with pytest.raises(OptionError, match='OwnAttention'):
+        linearize(model)
+    record = linearize(model, [0])
+    assert record.replaced == ['blocks.0.block.attn']
+    reasons = {'blocks.1.attn': 'OwnAttention is', 'blocks.2': 'has no attention'}
+    assert all(reasons[name] in reason for name, reason in record.left.items())
+    assert record.left.keys() == reasons.keys()
+    assert model(images(model)).isfinite().all()
+
+
+@pytest.mark.parametrize('name', [BEIT, 'vit_relpos_small_patch16_224'])
+def test_models_of_one_size_get_another(name: str) -> None:
+    model = build(name)
+    linearize(model)
+    model.set_input_size((32, 64))
+    assert model(noise(32, 64)).isfinite().all()
+
+
 def test_a_linearized_model_takes_all_tokens_once() -> None:
     model = build(VIT)
     linearize(model, [0])
@@ -324,6 +365,8 @@ def test_a_linearized_model_takes_all_tokens_once() -> None:
     for call in (
         lambda: linearize(model, [1]),
         lambda: model(images(model), attn_mask=torch.zeros(16, 16)),
+        lambda: model(images(model), is_causal=True),
+        lambda: model.blocks[0].attn(tokens[:, :7], hw=MapSize(2, 3), attn_mask=tokens),
         lambda: model.blocks[0](tokens, attn_mask=MapSize(3, 5)),
     ):
         with pytest.raises(OptionError):
@@ -358,7 +401,12 @@ def test_a_folder_that_would_not_load_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         save_pretrained(build('vit_tiny_patch16_224'), tmp_path)
     model = build('vit_tiny_patch16_224')
+    linearize(model, key_norm=lambda k: k)
+    with pytest.raises(OptionError, match='key_norm'):
+        save_pretrained(model, tmp_path)
+    model = build('vit_tiny_patch16_224')
     linearize(model)
+    assert model.default_cfg is model.pretrained_cfg
     model.blocks[1].mlp.fc1 = nn.Linear(32, 7)
     with pytest.raises(UsageError, match=r'blocks\.1\.mlp\.fc1\.weight'):
         save_pretrained(model, tmp_path)

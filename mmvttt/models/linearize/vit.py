@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
 from timm.models import beit, eva, vision_transformer
 from timm.models._input import update_model_args
@@ -129,10 +128,10 @@ def install(
         parent, _, child = name.rpartition('.')
         setattr(model.get_submodule(parent), child, new)
     setattr(model, NOTE, note)
-    cfg: Any = getattr(model, 'pretrained_cfg', None)
-    if cfg and cfg.get('architecture'):
+    cfg: Any = getattr(model, 'pretrained_cfg', None) or {}
+    source = cfg.get('architecture')
+    if source:
         # With these timm saves the model, and `linear_vit` builds it again.
-        source = getattr(model, '_model_args', {}).get('source', cfg['architecture'])
         model.pretrained_cfg = model.default_cfg = {**cfg, 'architecture': LINEAR_VIT}
         options: Any = note.options
         with suppress(ValueError):
@@ -201,7 +200,6 @@ class TTTAttention(Replacement):
         super().__init__(source.proj.in_features, source.num_heads, source, **options)
         self.prefix = prefix
         self.rotate_half = getattr(source, 'rotate_half', False)
-        self.bias_apart = getattr(source, 'qkv_bias_separate', False)
         self.groups = getattr(source, 'num_kv_groups', 1)
         self.gate = self.rel_pos = None
         for name, part in [*source.named_children(), *source.named_parameters(recurse=False)]:
@@ -216,7 +214,6 @@ class TTTAttention(Replacement):
         for name in ('q_norm', 'k_norm', 'norm'):
             if not hasattr(source, name):
                 setattr(self, name, nn.Identity())
-        self.train(source.training)
 
     def set_window_size(self, window_size: tuple[int, int]) -> None:
         """Does nothing, because the position biases that `Beit` resizes are gone."""
@@ -255,9 +252,7 @@ class TTTAttention(Replacement):
         if getattr(self, 'q_bias', None) is None:
             return self.qkv(x).chunk(3, -1)
         bias = torch.cat((self.q_bias, self.k_bias, self.v_bias))
-        if self.bias_apart:
-            return (self.qkv(x) + bias).chunk(3, -1)
-        return F.linear(x, self.qkv.weight, bias).chunk(3, -1)
+        return (self.qkv(x) + bias).chunk(3, -1)
 
     def _place(self, norm: nn.Module, y: Tensor, v: Tensor, rope: Tensor | None) -> Tensor:
         """Queries or keys `(B, N, C)`, normed by heads, the map's tokens rotated."""
