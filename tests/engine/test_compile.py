@@ -191,7 +191,8 @@ def test_a_training_without_a_compiler_or_blocks_runs_eagerly(
 ) -> None:
     monkeypatch.setenv('CXX', 'no-such-compiler')
     options = {'train_cfg.max_epochs': 1}
-    runner = run('train', work_dir='a', plain=True, compile=True, cfg_options=options)
+    hook = dict(type='mmvttt.CompileHook', blocks=['torch.nn.Linear'])
+    runner = run('train', work_dir='a', plain=True, cfg_options=options | {'custom_hooks': [hook]})
     assert not any('_compiled_call_impl' in vars(m) for m in runner.model.modules())
     monkeypatch.delenv('CXX')
     hook = dict(type='mmvttt.CompileHook', required=False)

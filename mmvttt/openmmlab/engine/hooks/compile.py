@@ -70,13 +70,15 @@ class CompileHook(Hook):
 
     def before_run(self, runner: Runner) -> None:
         """Runs before a training or a test. Compilation itself starts with the first images."""
-        if self.options.get('backend', 'inductor') == 'inductor' and (
-            reason := missing_compiler(next(runner.model.parameters()).device)
-        ):
-            runner.logger.warning(f'torch.compile: no, the blocks run eagerly: {reason}')
-            return
-        if not self.required and not blocks_of(runner.model, self.blocks):
+        blocks = blocks_of(runner.model, self.blocks)
+        if not blocks and not self.required:
             runner.logger.info('torch.compile: the model has no blocks to compile')
+            return
+        inductor = self.options.get('backend', 'inductor') == 'inductor'
+        device = next(runner.model.parameters()).device
+        # A model without blocks is an error on every machine.
+        if blocks and inductor and (reason := missing_compiler(device)):
+            runner.logger.warning(f'torch.compile: no, the blocks run eagerly: {reason}')
             return
         whole = [m for m in backbones_of(runner.model).values() if blocks_of(m, self.blocks)]
         options = self.options | {'whole': bool(whole) and self.options.get('whole', False)}
