@@ -167,7 +167,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     parser = Parser(
         prog='mmvttt',
-        usage='mmvttt [--patches] | mmvttt TOOL [OPTIONS]',
+        usage='mmvttt [--patches | --version] | mmvttt TOOL [OPTIONS]',
         description=__doc__,
         epilog='\n'.join(['`mmvttt TOOL --help` has the options of a tool:', *tool_lines()]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -175,6 +175,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         '--patches', action='store_true', help='every patch, and why it is not applied'
     )
+    parser.add_argument('--version', action='version', version=f'mmvttt {__version__}')
     args = parser.parse_args(argv)
     with plain_errors():
         print('\n'.join(versions()))
