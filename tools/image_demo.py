@@ -70,14 +70,16 @@ def main() -> None:
         if args.save and not args.save.endswith(('.csv', '.json')):
             raise UsageError(f'--save {args.save!r}: give a file that ends in .csv or .json')
         name, checkpoint = resolve(args.config, checkpoint)
+        from mmvttt.openmmlab.config import load_config
+
+        # Before a download: the config's toolbox may not be installed.
+        config = load_config(name, cfg_options=args.cfg_options, needed=('model',))
         from mmvttt.checkpoints.sources import find_source
         from mmvttt.openmmlab.apis import predict
         from mmvttt.openmmlab.apis.predictor import open_model
-        from mmvttt.openmmlab.config import load_config
 
         pairs = predict.drawings(predict.find_images(images), args.out)
         find_source(checkpoint)
-        config = load_config(name, cfg_options=args.cfg_options, needed=('model',))
         device = 'cpu' if args.file else args.device or cli.default_device()
         predictor = open_model(config, checkpoint, device, args.amp, args.file)
         options = args.score_thr, args.save, args.tiles, args.batch

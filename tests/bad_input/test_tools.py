@@ -58,6 +58,8 @@ WORDS = {
     ),
     ('image_demo', DEMO, 'other.pth', 'no.jpg'): ("no image 'no.jpg'",),
     ('image_demo', DEMO, 'other.pth', 'text.txt'): ("'text.txt'", 'not an image'),
+    # Before the weights are fetched.
+    ('image_demo', 'scope.py', 'no.pth', 'no.jpg'): ("default_scope is 'mmnone'",),
     ('publish_checkpoint', 'other.pth', 'out.txt'): ("'out.txt'", '.pth'),
     **{
         ('publish_checkpoint', file, 'a.pth'): (repr(file),)
@@ -73,6 +75,7 @@ WORDS = {
 @pytest.mark.parametrize('args', WORDS)
 def test_wrong_words_files_and_configs(run: Callable, args: tuple) -> None:
     Path('nothing.py').write_text("default_scope = 'mmdet'\n")
+    Path('scope.py').write_text("default_scope = 'mmnone'\nmodel = dict(type='X')\n")
     error = run(*args, status=2 if args[-1] == 'x' else 1)
     assert all(word in error for word in WORDS[args]), error
 
