@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -423,6 +424,39 @@ def test_a_zip_file_is_a_folder(tmp_path: Path) -> None:
     data = read_folder(tmp_path / 'set.zip', work_dir=tmp_path / 'work')
     assert (data.format, len(data.train)) == ('YOLO', 5)
     assert not (tmp_path / 'outside.txt').exists()
+
+
+def test_a_damaged_zip_file_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
+    whole, work = tmp_path / 'set.zip', tmp_path / 'work'
+    for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_STORED):
+        with zipfile.ZipFile(whole, 'w', method) as archive:
+            archive.writestr('cat/a.bmp', b'0123456789' * 1000)
+        content = whole.read_bytes()
+        # The compressed bytes begin after 30 bytes, the name, and what LZMA says of itself.
+        begin = 30 + len('cat/a.bmp') + 9
+        damaged = content[:begin] + b'\xff' * 12 + content[begin + 12 :]
+        for data in (damaged, content[:-20], content[: len(content) // 2], b''):
+            whole.write_bytes(data)
+            with pytest.raises(DataError, match='cannot be unpacked'):
+                read_folder(whole, work_dir=work)
+            assert not list(work.iterdir())
+
+
+def test_a_zip_file_may_be_unpacked_by_two_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make(tmp_path / 'set', YOLO)
+    shutil.make_archive(str(root), 'zip', root)
+    unpack, work = zipfile.ZipFile.extractall, tmp_path / 'work'
+
+    def slow(self: zipfile.ZipFile, path: str) -> None:
+        monkeypatch.undo()
+        read_folder(tmp_path / 'set.zip', work_dir=work)
+        unpack(self, path)
+
+    monkeypatch.setattr(zipfile.ZipFile, 'extractall', slow)
+    assert len(read_folder(tmp_path / 'set.zip', work_dir=work).train) == 5
+    assert len(list((work / 'unpacked').iterdir())) == 1
 
 
 def test_what_takes_seconds_is_said_before_it(

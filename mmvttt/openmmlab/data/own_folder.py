@@ -91,7 +91,7 @@ def read_folder(
     work = Path(work_dir).resolve() if work_dir else None
     if format is not None:
         check_choice('format', format, tuple(FORMATS))
-    if root.is_file() and zipfile.is_zipfile(root):
+    if root.is_file():
         root = _unpacked(root, work)
     if not root.is_dir():
         raise DataError(f'there is no folder {shown(root)!r}')
@@ -375,18 +375,22 @@ def _unpacked(archive: Path, work_dir: Path | None) -> Path:
     if target.is_dir():
         return target
     base.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=base))
-    try:
-        with zipfile.ZipFile(archive) as file:
-            size = sum(entry.file_size for entry in file.infolist())
-            if size > disk_usage(base).free / 2 or size > 200 * state.st_size + 2**20:
-                raise DataError(f'{os.fspath(archive)!r} would unpack to {size} bytes: unpack it')
-            file.extractall(partial)
-    except (zipfile.BadZipFile, RuntimeError, OSError, ValueError) as error:
-        shutil.rmtree(partial)
-        raise DataError(f'{os.fspath(archive)!r} cannot be unpacked ({error})') from error
-    target.parent.mkdir(exist_ok=True)
-    os.replace(partial, target)
+    with tempfile.TemporaryDirectory(dir=base) as partial:
+        try:
+            with zipfile.ZipFile(archive) as file:
+                size = sum(entry.file_size for entry in file.infolist())
+                if size > disk_usage(base).free / 2 or size > 200 * state.st_size + 2**20:
+                    raise DataError(f'it would unpack to {size} bytes')
+                file.extractall(partial)
+            target.parent.mkdir(exist_ok=True)
+            os.replace(partial, target)
+        except Exception as error:
+            # Each compression has its own errors. Another process may have been faster.
+            if not target.is_dir():
+                raise DataError(
+                    f'{os.fspath(archive)!r} cannot be unpacked ({error}): give a folder, or a '
+                    'whole ZIP file of one'
+                ) from error
     return target
 
 
