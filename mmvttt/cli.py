@@ -9,6 +9,7 @@ import math
 import os
 import select
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import Any, NoReturn
 from .arguments import check_device
 from .errors import CheckpointError, DataError, UsageError
 from .outputs import check_new_file, check_new_folder
-from .text import one_line
+from .text import one_line, shown
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,13 +39,21 @@ def _one_line_warning(
     return f'{filename}:{lineno}: {category.__name__}: {one_line(message)}\n'
 
 
+def _plain_traceback(kind: type[BaseException], error: BaseException, *_: object) -> None:
+    print(shown(''.join(traceback.format_exception(error)), sys.maxsize), end='', file=sys.stderr)
+
+
 def command_line(doc: str | None) -> argparse.ArgumentParser:
     """A parser whose --help is the docstring of a tool, as it is written.
 
     A tool imports what it needs after it has parsed its arguments: --help is quick, and works on
-    any machine. Its warnings, which may have names from strangers' files, are one line each.
+    any machine. Names from strangers' files in its warnings, which are one line each and shown by
+    one process of a node, and in tracebacks have no control characters.
     """
     warnings.formatwarning = _one_line_warning
+    sys.excepthook = _plain_traceback
+    if os.environ.get('LOCAL_RANK', '0') != '0':
+        warnings.simplefilter('ignore')
     # Threads of torch wait for each other by spinning, for milliseconds: where other programs have
     # the cores, steps take many times as long. torch reads this when it is imported.
     os.environ.setdefault('GOMP_SPINCOUNT', '3000')

@@ -1,6 +1,7 @@
 """What the screen shows of a training, and `--plain`."""
 
 import shlex
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,7 @@ def test_a_name_adds_no_line_to_an_error_of_arguments_or_a_warning(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warnings, 'formatwarning', None)
+    monkeypatch.setattr(sys, 'excepthook', None)
     parser = command_line('Predicts.')
     with pytest.raises(SystemExit, match='2'):
         parser.parse_args([STRANGE, '--\x9b2J'])
@@ -82,3 +84,19 @@ def test_a_name_adds_no_line_to_an_error_of_arguments_or_a_warning(
     for text in (capsys.readouterr().err, warning):
         assert all(c.isprintable() or c == '\n' for c in text)
         assert r'cat\x1b]0;title\x07\nerror' in text
+    # Messages of Python and torch may have several lines.
+    error = RuntimeError(STRANGE)
+    sys.excepthook(RuntimeError, error, None)
+    assert r'RuntimeError: cat\x1b]0;title\x07' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('rank', ['0', '1'])
+def test_one_process_of_a_node_shows_warnings(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('LOCAL_RANK', rank)
+    monkeypatch.setattr(warnings, 'formatwarning', None)
+    monkeypatch.setattr(sys, 'excepthook', None)
+    with warnings.catch_warnings(record=True) as log:
+        warnings.simplefilter('default')
+        command_line('Trains.')
+        warnings.warn('no letters', UserWarning, stacklevel=1)
+    assert len(log) == (rank == '0')
