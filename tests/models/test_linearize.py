@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 import timm
 import torch
-from timm.layers import Attention
+import torch.nn.functional as F
+from timm.layers import Attention, resample_patch_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -46,13 +47,17 @@ MODELS: dict[str, dict] = {
     'vit_small_patch16_18x2_224': {},
     'vit_huge_patch16_sapiens2': dict(num_heads=4, num_kv_heads=2),
     BEIT: FIXED,
+    'shared biases': dict(FIXED, use_rel_pos_bias=False, use_shared_rel_pos_bias=True),
     'beitv2_base_patch16_224': FIXED,
     'vit_relpos_small_patch16_224': FIXED,
     'vit_relpos_small_patch16_rpn_224': FIXED,
     'vit_srelpos_small_patch16_224': FIXED,
 }
 # Where timm has no name for a kind.
-NAMES = dict.fromkeys(('q and k norms, rotary positions', 'gate'), ROTARY)
+NAMES = {
+    **dict.fromkeys(('q and k norms, rotary positions', 'gate'), ROTARY),
+    'shared biases': BEIT,
+}
 SMALL = dict(depth=2, embed_dim=32, num_heads=2, num_classes=3, dynamic_img_size=True)
 
 
@@ -106,11 +111,13 @@ SOURCES = {
     **{
         name: Source(
             partial(build, name),
-            (lambda model, number: dict(x=noise(48, 80, number))) if fixed is FIXED else _patches,
+            (lambda model, number: dict(x=noise(48, 80, number)))
+            if 'img_size' in options
+            else _patches,
             4 if '18x2' in name else 2,
-            fixed is FIXED,
+            'img_size' in options,
         )
-        for name, fixed in MODELS.items()
+        for name, options in MODELS.items()
     },
 }
 if find_spec('diffusers'):
@@ -140,8 +147,8 @@ def test_with_softmax_put_back_it_is_the_source(name: str) -> None:
     assert len(record.replaced) == SOURCES[name].attentions
     assert bool(record.gone) is SOURCES[name].loses
     models = [model]
-    if name != 'vit_srelpos_small_patch16_224':
-        # Its blocks share their biases.
+    if name not in ('vit_srelpos_small_patch16_224', 'shared biases'):
+        # Their blocks share their biases.
         last = record.replaced[-1]
         assert linearize(partly, last, **SOFTMAX).left.keys() >= {*record.replaced} - {last}
         models.append(partly)
@@ -350,7 +357,102 @@ def test_blocks_and_attentions_of_a_user() -> None:
     assert model(images(model)).isfinite().all()
 
 
-@pytest.mark.parametrize('name', [BEIT, 'vit_relpos_small_patch16_224'])
+class LowRank(nn.Module):
+    """A projection with a term of rank 2, without the projection's weight."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, 2, bias=False).to(base.weight)
+        self.up = nn.Linear(2, base.out_features, bias=False).to(base.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def by_softmax(attention: nn.Module, x: Tensor, patch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Queries, keys and values of a source's attention."""
+    seen: list[Tensor] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+        seen.extend(y.transpose(1, 2).flatten(2) for y in (q, k, v))
+        return v
+
+    with patch.context() as context:
+        context.setattr(F, 'scaled_dot_product_attention', attend)
+        attention(x)
+    return seen
+
+
+def by_ttt(attention: nn.Module, x: Tensor, **options) -> list[Tensor]:
+    """Tokens, queries, keys and values of the inner training, on a map of one row."""
+    seen: list[Tensor] = []
+    attention.mix = lambda *args: seen.extend(args[:4]) or args[3]
+    attention(x, hw=MapSize(1, x.shape[1] - attention.prefix), **options)
+    return seen
+
+
+@pytest.mark.parametrize('change', ['none', 'low rank', 'quantised', 'quantised before'])
+@pytest.mark.parametrize('name', [VIT, BEIT, 'vit_small_patch16_dinov3_qkvb'])
+@pytest.mark.filterwarnings('ignore')
+def test_queries_keys_and_values_are_the_sources(
+    name: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without rotary positions the softmax does not show a bias of the keys."""
+    source, x = build(name), noise(9, 32)[:, 0]
+    attention = source.blocks[0].attn
+    if name != VIT:
+        nn.init.normal_(attention.k_bias)
+    quantise = partial(torch.ao.quantization.quantize_dynamic, qconfig_spec={nn.Linear})
+    if change.startswith('quantised'):
+        # To 8 bits of weights and of tokens.
+        source, x, tolerance = source.float(), x.float(), 0.02
+    else:
+        tolerance = 1e-12
+    model = copy.deepcopy(source)
+    if change == 'quantised before':
+        model = quantise(model)
+    linearize(model)
+    if change == 'quantised':
+        model = quantise(model)
+    if change == 'low rank':
+        # As PEFT wraps it.
+        model.blocks[0].attn.qkv = wrapped = LowRank(model.blocks[0].attn.qkv)
+        with torch.no_grad():
+            attention.qkv.weight += wrapped.up.weight @ wrapped.down.weight
+    tokens, *actual = by_ttt(model.blocks[0].attn, x)
+    assert tokens is x
+    for ours, theirs in zip(actual, by_softmax(attention, x, monkeypatch), strict=True):
+        assert (ours - theirs).norm() <= tolerance * theirs.norm()
+
+
+@pytest.mark.parametrize('name', [VIT, BEIT, 'q and k norms, rotary positions'])
+def test_autocast_reaches_queries_keys_and_values(name: str) -> None:
+    model = build(name).float()
+    linearize(model)
+    rope = model.rope.get_embed(shape=(1, 4)) if 'rotary' in name else None
+    attention = model.blocks[0].attn
+    if rope is not None:
+        # As autocast on CUDA does.
+        attention.q_norm.register_forward_hook(lambda *call: call[-1].float())
+    with torch.autocast('cpu', torch.bfloat16):
+        _, *actual = by_ttt(attention, torch.ones(1, attention.prefix + 4, 32), rope=rope)
+    assert {y.dtype for y in actual} == {torch.bfloat16}
+
+
+def test_dropout_is_the_sources() -> None:
+    source = build(VIT, proj_drop_rate=0.5).train()
+    model = copy.deepcopy(source)
+    linearize(model, **SOFTMAX)
+    outs = []
+    for dropping in (source, model):
+        torch.manual_seed(0)
+        outs.append(dropping(images(source)))
+    assert torch.equal(*outs)
+    assert not torch.equal(outs[0], source.eval()(images(source)))
+
+
+@pytest.mark.parametrize('name', [BEIT, 'shared biases', 'vit_relpos_small_patch16_224'])
 def test_models_of_one_size_get_another(name: str) -> None:
     model = build(name)
     linearize(model)
@@ -395,6 +497,21 @@ def test_a_folder_for_timm(name: str, tmp_path: Path) -> None:
     assert tuned(x).shape == (2, 3)
     assert torch.equal(tuned.forward_features(x), model.forward_features(x))
     assert 'local-dir:FOLDER' in (tmp_path / 'README.md').read_text()
+
+
+@pytest.mark.parametrize('name', [VIT, ROTARY, BEIT, 'vit_relpos_small_patch16_224'])
+def test_a_folder_with_other_patches(name: str, tmp_path: Path) -> None:
+    """timm resizes kernels in all but relpos models."""
+    model = build(name).float()
+    linearize(model)
+    save_pretrained(model, tmp_path)
+    load = partial(timm.create_model, f'local-dir:{tmp_path}', pretrained=True)
+    kernel = model.patch_embed.proj.weight
+    assert torch.equal(load().patch_embed.proj.weight, kernel)
+    if 'relpos' not in name:
+        half = load(patch_size=8, img_size=[n // 2 for n in model.patch_embed.img_size])
+        expected = resample_patch_embed(kernel, [8, 8], verbose=False)
+        torch.testing.assert_close(half.patch_embed.proj.weight, expected)
 
 
 def test_a_folder_that_would_not_load_is_not_written(tmp_path: Path) -> None:

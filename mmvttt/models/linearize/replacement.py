@@ -69,7 +69,7 @@ class Replacement(InnerTraining):
         self, embed_dims: int, num_heads: int, attention: nn.Module, **options: Any
     ) -> None:
         # Quantised weights are integers.
-        weight = next(p for p in attention.parameters() if p.is_floating_point())
+        weight = next((p for p in attention.parameters() if p.is_floating_point()), torch.empty(0))
         with torch.device(weight.device):
             super().__init__(embed_dims, num_heads, **options)
         self.to(weight.dtype).train(attention.training)

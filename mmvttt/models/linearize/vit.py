@@ -208,9 +208,7 @@ class TTTAttention(Replacement):
         for name, buffer in source.named_buffers(recurse=False):
             if name not in _BIASES:
                 # k_bias, zeros that are in no state dict.
-                self.register_buffer(
-                    name, buffer, persistent=name not in source._non_persistent_buffers_set
-                )
+                self.register_buffer(name, buffer, persistent=False)
         for name in ('q_norm', 'k_norm', 'norm'):
             if not hasattr(source, name):
                 setattr(self, name, nn.Identity())
@@ -249,10 +247,10 @@ class TTTAttention(Replacement):
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         if getattr(self, 'qkv', None) is None:
             return self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        if getattr(self, 'q_bias', None) is None:
-            return self.qkv(x).chunk(3, -1)
-        bias = torch.cat((self.q_bias, self.k_bias, self.v_bias))
-        return (self.qkv(x) + bias).chunk(3, -1)
+        qkv = self.qkv(x)
+        if getattr(self, 'q_bias', None) is not None:
+            qkv = qkv + torch.cat((self.q_bias, self.k_bias, self.v_bias)).type_as(qkv)
+        return qkv.chunk(3, -1)
 
     def _place(self, norm: nn.Module, y: Tensor, v: Tensor, rope: Tensor | None) -> Tensor:
         """Queries or keys `(B, N, C)`, normed by heads, the map's tokens rotated."""
