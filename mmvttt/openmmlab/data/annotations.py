@@ -31,6 +31,8 @@ from .folders import check_folders
 from .images import read_image
 from .labels import check_labels
 
+Sets = Sequence[DatasetConfig]
+
 
 def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
     """Checks that the folders and annotation files that a config names exist, and make sense.
@@ -55,7 +57,7 @@ def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
             print_log(one_line(f'{findings.key}: {warning}'), 'current', logging.WARNING)
 
 
-def check_paths(sets: Sequence[DatasetConfig], splits: Sequence[str]) -> None:
+def check_paths(sets: Sets, splits: Sequence[str]) -> None:
     """Checks that the folders and annotation files of the data sets exist, see `check_data`.
 
     Skips remote paths (`s3://…`), storage backends (`backend_args`) and downloaded data. A
@@ -108,7 +110,7 @@ def check_annotations(
                     f'classes: write a tuple, classes=({names!r},)'
                 )
             else:
-                _CHECKS[format](cfg, data, dataset, findings)
+                _CHECKS[format](cfg, sets, data, dataset, findings)
         for former, other in checked:
             _compare_files(former, other, data, findings)
         if checked and findings.classes is not None:
@@ -117,8 +119,10 @@ def check_annotations(
         yield findings
 
 
-def _check_boxes(cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings) -> None:
-    classes, sets = dataset.metainfo.get('classes') or (), datasets_of(cfg)
+def _check_boxes(
+    cfg: Config, sets: Sets, data: DatasetConfig, dataset: Any, findings: Findings
+) -> None:
+    classes = dataset.metainfo.get('classes') or ()
     several = sum((other.split, other.metric) == (data.split, False) for other in sets) > 1
     # An evaluator of several sets may read all their annotations from one file.
     expected = '' if several else data.paths.get('ann_file', '')
@@ -163,7 +167,9 @@ def _most_objects(cfg: Config) -> tuple[str, int] | None:
     return None
 
 
-def _check_maps(cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings) -> None:
+def _check_maps(
+    cfg: Config, sets: Sets, data: DatasetConfig, dataset: Any, findings: Findings
+) -> None:
     classes, heads = dataset.metainfo.get('classes'), task_of(cfg).heads_of(cfg)
     for key, head in heads.items():
         _check_softmax(key, head, 'loss_decode', findings)
@@ -179,7 +185,9 @@ def _check_maps(cfg: Config, data: DatasetConfig, dataset: Any, findings: Findin
     check_labels(dataset, min(limits, default=None), findings, ignored or {255})
 
 
-def _check_pictures(cfg: Config, data: DatasetConfig, dataset: Any, findings: Findings) -> None:
+def _check_pictures(
+    cfg: Config, sets: Sets, data: DatasetConfig, dataset: Any, findings: Findings
+) -> None:
     heads = task_of(cfg).heads_of(cfg)
     counts = class_counts(heads)
     check_folders(dataset, next(iter(counts.values()), None), findings)
