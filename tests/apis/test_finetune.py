@@ -209,12 +209,24 @@ def test_a_published_start_brings_its_own_settings(
 ) -> None:
     torch.save({'model': {}}, tmp_path / 'hvit3_t_mesa_in1k.pth')
     monkeypatch.setenv('MMVTTT_WEIGHTS', str(tmp_path))
+    frozen: list[int] = []
+
+    def measure(config: Path, enough: float) -> tuple[float, float]:
+        frozen.append(load_config(config).model.backbone.frozen_stages)
+        return 1.0, 2.0
+
+    monkeypatch.setattr('mmvttt.openmmlab.apis.finetune_plan._measured', measure)
     colourful(tmp_path / 'set')
     cfg = begun(tmp_path / 'set', tmp_path / 'out', minutes=0.01)
     assert cfg.load_from == 'mmvttt://hvit3_t_mesa_in1k'
     assert cfg.optim_wrapper.optimizer.lr == 1e-4
-    # No step of a whole backbone fits.
+    # No step of a whole backbone fits, and none is tried, because it may not fit into memory.
+    assert frozen == [4]
     assert cfg.model.backbone.frozen_stages == 4
+    assert (
+        begun(tmp_path / 'set', tmp_path / 'whole', minutes=600).model.backbone.frozen_stages == 0
+    )
+    assert frozen == [4, 0]
 
 
 def test_a_plan_is_json(tmp_path: Path) -> None:

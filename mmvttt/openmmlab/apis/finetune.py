@@ -118,7 +118,7 @@ def finetune(
         train(out / CONFIG, work_dir=run, resume='auto', hooks=[progress], silent=True)
     predictor = _finished(out, cfg, progress)
     again: list[Any] = ['mmvttt', 'finetune', root]
-    again += ['--minutes', f'{2 * (minutes or default_minutes()):g}']
+    again += ['--minutes', f'{2 * max(minutes or default_minutes(), own["minutes"]):g}']
     again += [] if format is None else ['--format', format]
     again += [] if work_dir is None else ['--work-dir', work_dir]
     _report(predictor, command(*again), progress, say)

@@ -37,14 +37,13 @@ _FEWEST = 100
 _LEAST = 320 * 240
 _VALIDATIONS = 10
 # Costs of a step by the start's config, and with a frozen backbone: seconds and GB for a megapixel
-# in one thread of a CPU, and GB besides. By `_measured` with torch 2.15 on a Xeon, but for UperNet
-# and hvit3_t, which are guesses from the detector with the same backbone.
+# in one thread of a CPU (processor time with torch 2.15 on a Xeon), and GB besides.
 _COSTS = {
-    'maskrcnn_hvit3_t_finetune': ((20.0, 5.6, 1.2), (14.0, 1.8, 1.2)),
+    'maskrcnn_hvit3_t_finetune': ((16.0, 5.5, 1.3), (9.0, 2.2, 1.3)),
     'maskrcnn_vittt_nano_pedestrians': ((3.0, 1.5, 1.1),),
-    'upernet_hvit3_t_finetune': ((30.0, 5.6, 1.5), (24.0, 1.8, 1.5)),
+    'upernet_hvit3_t_finetune': ((66.0, 12.0, 1.3), (57.0, 7.6, 1.3)),
     'fpn_vittt_nano_finetune': ((4.3, 1.3, 1.2),),
-    'hvit3_t_finetune': ((9.0, 4.0, 1.2), (3.0, 0.5, 1.2)),
+    'hvit3_t_finetune': ((10.0, 4.0, 1.2), (4.0, 0.6, 1.2)),
     'cifar10_vittt_nano': ((0.9, 0.6, 1.0),),
 }
 # How many such threads a GPU is worth, roughly.
@@ -153,14 +152,17 @@ def _fitted(
     minutes = request.minutes or default_minutes()
     enough = _enough(data, own['batch'])
     base = start.config if start.config.endswith('.py') else f'mmvttt::{start.config}.py'
+    # A fifth of the time is for validations.
+    time_to_train = minutes * 60 * 0.8
+    longest = math.inf if request.steps else time_to_train / min(_FEWEST, enough)
     while True:
-        # A fifth of the time is for validations.
-        time_to_train = minutes * 60 * 0.8
-        seconds, memory = cost(base, own, time_to_train / (request.steps or enough))
-        in_time = max(1, int(time_to_train / seconds))
-        if request.steps or in_time >= min(_FEWEST, enough):
-            break
-        if start.freeze and not own['frozen']:
+        freezable = bool(start.freeze) and not own['frozen']
+        # A step that would take far too long is not tried: its memory may not be there.
+        if not (freezable and _estimated(base, own, 0)[0] > 3 * longest):
+            seconds, memory = cost(base, own, time_to_train / (request.steps or enough))
+            if seconds <= longest:
+                break
+        if freezable:
             own['frozen'] = True
             own['backbone'].update(start.freeze)
         elif math.prod(own['size']) <= _LEAST:
@@ -168,10 +170,11 @@ def _fitted(
         else:
             for key in ('size', 'crop'):
                 own[key] = [round(side * 0.75 / 32) * 32 for side in own[key]]
+    in_time = max(1, int(time_to_train / seconds))
     # More time than usual is for more steps than usual.
     steps = request.steps or min(math.ceil(enough * minutes / default_minutes()), in_time)
-    # To predict a picture takes about half as long as to train on it.
-    validation = len(data.val) * seconds / own['batch'] / 2
+    # To predict a picture takes about half as long as to train on it, unless most of it is frozen.
+    validation = len(data.val) * seconds / own['batch'] / (1 if own['frozen'] else 2)
     number = min(_VALIDATIONS, max(2, round(steps * seconds / 4 / validation)))
     own |= dict(
         steps=steps, every=math.ceil(steps / number), memory=round(memory, 1),
