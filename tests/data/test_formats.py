@@ -442,6 +442,18 @@ def test_a_damaged_zip_file_is_an_error_that_leaves_nothing(tmp_path: Path) -> N
             assert not list(work.iterdir())
 
 
+def test_a_zip_file_is_not_unpacked_into_a_folder_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
+    with zipfile.ZipFile(tmp_path / 'set.zip', 'w'):
+        pass
+    monkeypatch.setattr(os, 'getuid', lambda: 4711)
+    (tmp_path / 'mmvttt_4711').mkdir()
+    with pytest.raises(DataError, match='of another user'):
+        read_folder(tmp_path / 'set.zip')
+
+
 def test_a_zip_file_may_be_unpacked_by_two_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -372,9 +372,12 @@ def _unpacked(archive: Path, work_dir: Path | None) -> Path:
     name = f'{archive.stem}_{state.st_size:x}_{state.st_mtime_ns:x}'
     base = work_dir or Path(tempfile.gettempdir(), f'mmvttt_{os.getuid()}')
     target = base / 'unpacked' / name
+    base.mkdir(0o700 if work_dir is None else 0o777, parents=True, exist_ok=True)
+    # Others may write into the system's folder for files, too.
+    if work_dir is None and os.lstat(base).st_uid != os.getuid():
+        raise DataError(f'{os.fspath(base)!r} is of another user: unpack {os.fspath(archive)!r}')
     if target.is_dir():
         return target
-    base.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=base) as partial:
         try:
             with zipfile.ZipFile(archive) as file:
