@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, MODELS
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
@@ -16,8 +18,8 @@ from mmvttt.checkpoints.read import saved_classes
 from mmvttt.checkpoints.sources import find_source
 from mmvttt.text import one_line
 
-from ..registry import resolve_type
-from ..tasks import ROWS_OF_CLASS, class_layer, task_of
+from ..registry import BUILDING, resolve_type
+from ..tasks import class_counts, task_of
 from ..unwrap import bare_model
 
 # mmengine reads other schemes while it builds a model.
@@ -106,13 +108,13 @@ class FitHeads(Hook):
         classes = list(map(str, metainfo.get('classes') or ()))
         saved = saved_classes(checkpoint) or _published_classes(model, runner._load_from)
         state, others, fits, numbered = model.state_dict(), [], False, False
+        grown = _for_one_more_class(getattr(runner, 'cfg', None), state, len(classes))
         for name in [name for name in state if name in weights]:
-            source, target, layer = weights[name], state[name], class_layer(name)
-            if layer is None and source.shape == target.shape:
+            source, target = weights[name], state[name]
+            if name not in grown and source.shape == target.shape:
                 continue
-            # Only a head that says so has rows for several anchors: a hidden layer has many rows.
-            size = (layer and _group(model, name)) or len(target)
-            rows = fit_rows(source, target, saved, classes, ROWS_OF_CLASS.get(layer or '', 1), size)
+            layout = name in grown and _layout(model, name, target.shape, grown[name], len(classes))
+            rows = fit_rows(source, target, saved, classes, *layout) if layout else None
             fits = fits or rows is not None
             if rows is None and source.shape == target.shape:
                 rows, numbered = source, True
@@ -141,14 +143,58 @@ def _published_classes(model: nn.Module, source: str | None) -> tuple[str, ...]:
     return tuple(kind.METAINFO['classes'])
 
 
-def _group(model: nn.Module, name: str) -> int | None:
-    """Rows of the classes at one anchor, where the head of a tensor says their number."""
+def _for_one_more_class(cfg: Any, state: Mapping[str, Tensor], count: int) -> dict[str, torch.Size]:
+    """Shapes with one more class of the tensors in `state` whose rows belong to `count` classes.
+
+    They are those that differ in the config's model. Where it cannot be built so, they are those of
+    heads with a row for each class, and perhaps one for the background.
+    """
+    cfg, larger = copy.deepcopy(cfg), dict[str, torch.Size]()
+    heads: Any = task_of(cfg).heads_of(cfg) if cfg else {}
+    for key in class_counts(heads):
+        heads[key]['num_classes' if 'num_classes' in heads[key] else 'num_things_classes'] += 1
+    # Some models compute with tensors while they are built, which a meta tensor does not allow.
+    for device in ('meta', 'cpu') if cfg and heads else ():
+        try:
+            with BUILDING, torch.random.fork_rng(devices=[]), torch.device(device):
+                larger = {n: x.shape for n, x in MODELS.build(cfg.model).state_dict().items()}
+            break
+        except Exception:
+            # A toolbox may raise any type of error.
+            continue
+    grown = {n: larger[n] for n, x in state.items() if larger.get(n, x.shape) != x.shape}
+    return grown or {
+        n: torch.Size((len(x) + 1, *x.shape[1:]))
+        for n, x in state.items()
+        if count
+        and x.ndim
+        and len(x) in (count, count + 1)
+        and {'backbone', 'neck'}.isdisjoint(n.split('.'))
+    }
+
+
+def _layout(
+    model: nn.Module, name: str, shape: torch.Size, grown: torch.Size, count: int
+) -> tuple[int, int, int] | None:
+    """How the rows of a tensor belong to `count` classes: `first`, `last` and n of `fit_rows`.
+
+    `grown` is its shape for one more class.
+    """
+    rows = grown[0] - shape[0]
+    if rows < 1 or grown[1:] != shape[1:] or shape[0] % rows:
+        return None
+    places = {0: (0, 0), 1: (0, 1), 5: (5, 0)}.get(shape[0] // rows - count)
+    if places is None or rows == 1:
+        return places and (*places, 1)
     while name:
         name = name.rpartition('.')[0]
         head = model.get_submodule(name)
         for key in ('num_attrib', 'cls_out_channels'):
-            if isinstance(size := getattr(head, key, None), int):
-                return size
+            if getattr(head, key, 0) * rows == shape[0]:
+                return *places, 1
+        # Coordinates of a box for each class.
+        if hasattr(head, 'reg_class_agnostic'):
+            return *places, rows
     return None
 
 
@@ -157,8 +203,9 @@ def fit_rows(
     target: Tensor,
     saved: Sequence[str],
     classes: Sequence[str],
+    first: int,
+    last: int,
     n: int,
-    group: int,
 ) -> Tensor | None:
     """A head's tensor for `classes` with the rows of the classes that `source` knows.
 
@@ -167,23 +214,16 @@ def fit_rows(
             each class, such as coordinates, `last` for the background, `first` for a box.
         target: The same for `classes`. It provides the rows of classes that `saved` lacks.
         saved, classes: The names of the classes.
-        n: See `source`.
-        group: `(first + C' + last) · n`, the rows of an anchor in `target`.
+        first, last, n: See `source`.
 
     Returns:
         The tensor, or None if the shapes do not fit or there are no names.
     """
-    fits: list[tuple[Any, ...]] = []
-    for first, last in ((0, 0), (0, 1), (5, 0)) if n == 1 else ((0, 0),):
-        widths = [(first + len(names) + last) * n for names in (saved, classes)]
-        if not (saved and classes) or group != widths[1]:
-            continue
-        anchors, *rest = [len(x) / width for x, width in zip((source, target), widths, strict=True)]
-        if rest == [anchors] and anchors % 1 == 0 and source.shape[1:] == target.shape[1:]:
-            fits.append((anchors == 1, -len(fits), first, widths))
-    if not fits or (n > 1 and not fits[0][0]):
+    if not (saved and classes) or source.shape[1:] != target.shape[1:]:
         return None
-    *_, first, widths = max(fits)
+    widths = [(first + len(names) + last) * n for names in (saved, classes)]
+    if len(source) * widths[1] != len(target) * widths[0]:
+        return None
     rows = target.clone()
     old, new = (
         x.view(-1, width // n, n, *x.shape[1:])

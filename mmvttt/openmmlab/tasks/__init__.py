@@ -9,14 +9,11 @@ from .segmentation import Segmentation
 from .task import Start, Task, class_counts, picture_size, set_picture_size
 
 __all__ = [
-    'ROWS_OF_CLASS', 'TASKS', 'Start', 'Task', 'class_counts', 'class_layer', 'picture_size',
-    'set_picture_size', 'task_for', 'task_of',
+    'TASKS', 'Start', 'Task', 'class_counts', 'picture_size', 'set_picture_size', 'task_for',
+    'task_of',
 ]  # fmt: skip
 TASKS: tuple[Task, ...] = (Detection(), Segmentation(), Classification())
 _OTHER = Task()
-_LAYERS = {layer for task in TASKS for layer in task.layers}
-# Layers with more than one row for each class: the coordinates of a box.
-ROWS_OF_CLASS = {'fc_reg': 4}
 
 
 def task_of(of: Any) -> Task:
@@ -35,10 +32,3 @@ def task_of(of: Any) -> Task:
 def task_for(kind: str) -> Task:
     """The task that learns 'boxes', 'masks', 'maps' or 'classes'."""
     return next(task for task in TASKS if kind in task.measures)
-
-
-def class_layer(name: str) -> str | None:
-    """The layer of a head's tensor whose rows belong to classes (`Task.layers`), or None."""
-    if not {'backbone', 'neck'}.isdisjoint(name.split('.')):
-        return None
-    return next((layer for layer in _LAYERS if f'.{layer}.' in f'.{name}'), None)

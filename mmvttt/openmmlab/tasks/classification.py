@@ -23,9 +23,6 @@ class Classification(Task):
 
     toolbox = 'mmpretrain'
     heads = ('head',)
-    layers = (
-        'fc', 'layers.head', 'layers.head_dist', 'head.head', 'head.dist_head', 'head.head_dist',
-    )  # fmt: skip
     published_on = 'ImageNet'
     dataset = 'CustomDataset', ('load_data_list', '_find_samples')
     format = 'lists'

@@ -25,12 +25,6 @@ class Detection(Task):
         'roi_head.bbox_head', 'roi_head.mask_head', 'roi_head.mask_iou_head', 'roi_head.point_head',
         'bbox_head', 'mask_head', 'query_head', 'panoptic_head', 'panoptic_fusion_head',
     )  # fmt: skip
-    layers = (
-        'fc_cls', 'fc_reg', 'conv_logits', 'fc_mask_iou', 'retina_cls', 'conv_cls', 'atss_cls',
-        'gfl_cls', 'vfnet_cls', 'rtm_cls', 'multi_level_conv_cls', 'convs_pred', 'cls_branches',
-        'cls_embed', 'label_embedding', 'cls_score', 'tood_cls', 'reppoints_cls_out',
-        'aux_cls_branches', 'heatmap_head.2', 'segm_conv', 'center_prior',
-    )  # fmt: skip
     published_on = 'CocoDataset'
     dataset = 'CocoDataset', ('load_data_list', 'parse_data_info')
     format = 'COCO'

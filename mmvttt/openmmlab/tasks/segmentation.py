@@ -20,10 +20,6 @@ class Segmentation(Task):
     toolbox = 'mmseg'
     size = (512, 512)
     heads = ('decode_head', 'auxiliary_head')
-    layers = (
-        'conv_seg', 'cls_seg', 'cls_embed', 'pam_conv_seg', 'cam_conv_seg', 'aux_cls_seg',
-        'p_cls_seg', 'se_layer',
-    )  # fmt: skip
     published_on = 'ADE20KDataset'
     dataset = 'BaseSegDataset', ('load_data_list',)
     format = 'maps'

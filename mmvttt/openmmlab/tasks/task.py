@@ -55,7 +55,6 @@ class Task:
         toolbox: The name of the package, which is the scope of its types; '' for other models.
         size: (height, width) at which the papers measure.
         heads: Dotted keys of the classifying heads in a model's config.
-        layers: Names of the layers in heads whose rows belong to classes.
         published_on: The data set of the weights that authors publish.
         dataset: The name of its data set class whose format is known, and the methods that define
             the format.
@@ -74,7 +73,6 @@ class Task:
     toolbox = ''
     size = (224, 224)
     heads: tuple[str, ...] = ()
-    layers: tuple[str, ...] = ()
     published_on = ''
     dataset: tuple[str, tuple[str, ...]] = '', ()
     format = ''
