@@ -150,6 +150,20 @@ def test_rows_of_a_model_that_cannot_be_built_again_go_by_name() -> None:
     assert torch.equal(got['fc_cls.bias'], state['fc_cls.bias'][[1, 0, 2]])
 
 
+def test_only_the_head_of_a_model_of_timm_has_rows_of_classes() -> None:
+    """It has as many classes as channels."""
+    model = dict(type='TimmClassifier', model_name='vit_tiny_patch16_224', depth=1, num_classes=192)
+    cfg = Config(dict(default_scope='mmpretrain', model=model))
+    built = build(copy.deepcopy(cfg))
+    state, names = built.state_dict(), list(map(str, range(192)))
+    got, _ = fitted(cfg, built, state, names, names[::-1])
+    changed = [name for name in state if not torch.equal(got[name], state[name])]
+    assert changed == ['head.weight']
+    # Of a model that is not built here, too, they are not guessed.
+    got, _ = fitted(Config(dict(model={})), built, state, names, names[::-1])
+    assert all(torch.equal(got[name], state[name]) for name in state)
+
+
 def retinanet() -> Config:
     cfg = get_config('mmdet::retinanet/retinanet_r50_fpn_1x_coco.py')
     cfg.model.backbone.update(THIN)

@@ -106,8 +106,8 @@ class FitHeads(Hook):
             return
         metainfo = getattr(runner.train_dataloader.dataset, 'metainfo', {})
         classes = list(map(str, metainfo.get('classes') or ()))
-        saved = saved_classes(checkpoint) or _published_classes(model, runner._load_from)
-        state, others, fits, numbered = model.state_dict(), [], False, False
+        saved = [*(saved_classes(checkpoint) or _published_classes(model, runner._load_from))]
+        state, others, fits, numbered = model.state_dict(), [], False, []
         grown = _for_one_more_class(getattr(runner, 'cfg', None), state, len(classes))
         for name in [name for name in state if name in weights]:
             source, target = weights[name], state[name]
@@ -117,7 +117,8 @@ class FitHeads(Hook):
             rows = fit_rows(source, target, saved, classes, *layout) if layout else None
             fits = fits or rows is not None
             if rows is None and source.shape == target.shape:
-                rows, numbered = source, True
+                rows = source
+                numbered += [] if saved == classes else [name]
             elif rows is None:
                 rows = target
                 others.append(name)
@@ -129,7 +130,12 @@ class FitHeads(Hook):
         }
         parts = [f'{k} {", ".join(names)}' for k, names in text.items() if names]
         if numbered or (classes and not parts):
-            parts.append('row k of heads stays with class k: it does not say whose row that is')
+            why = (
+                f'of {", ".join(numbered)} this is unknown'
+                if saved and numbered
+                else 'it does not say whose row that is'
+            )
+            parts.append(f'row k of heads stays with class k: {why}')
         if parts:
             runner.logger.info(one_line(f'{runner._load_from}: {"; ".join(parts)}'))
 
@@ -146,15 +152,15 @@ def _published_classes(model: nn.Module, source: str | None) -> tuple[str, ...]:
 def _for_one_more_class(cfg: Any, state: Mapping[str, Tensor], count: int) -> dict[str, torch.Size]:
     """Shapes with one more class of the tensors in `state` whose rows belong to `count` classes.
 
-    They are those that differ in the config's model. Where it cannot be built so, they are those of
-    heads with a row for each class, and perhaps one for the background.
+    They are those that differ in the config's model. Where it cannot be built so, they have a row
+    for each class, and perhaps one for the background, and no layer has that many inputs.
     """
     cfg, larger = copy.deepcopy(cfg), dict[str, torch.Size]()
-    heads: Any = task_of(cfg).heads_of(cfg) if cfg else {}
+    heads: Any = (task_of(cfg).heads_of(cfg) or {'model': cfg.model}) if cfg else {}
     for key in class_counts(heads):
         heads[key]['num_classes' if 'num_classes' in heads[key] else 'num_things_classes'] += 1
     # Some models compute with tensors while they are built, which a meta tensor does not allow.
-    for device in ('meta', 'cpu') if cfg and heads else ():
+    for device in ('meta', 'cpu') if class_counts(heads) else ():
         try:
             with BUILDING, torch.random.fork_rng(devices=[]), torch.device(device):
                 larger = {n: x.shape for n, x in MODELS.build(cfg.model).state_dict().items()}
@@ -163,13 +169,11 @@ def _for_one_more_class(cfg: Any, state: Mapping[str, Tensor], count: int) -> di
             # A toolbox may raise any type of error.
             continue
     grown = {n: larger[n] for n, x in state.items() if larger.get(n, x.shape) != x.shape}
+    widths = {count, count + 1} - {x.shape[1] for x in state.values() if x.ndim > 1}
     return grown or {
         n: torch.Size((len(x) + 1, *x.shape[1:]))
         for n, x in state.items()
-        if count
-        and x.ndim
-        and len(x) in (count, count + 1)
-        and {'backbone', 'neck'}.isdisjoint(n.split('.'))
+        if count and x.ndim and len(x) in widths and not {'backbone', 'neck'} & {*n.split('.')}
     }
 
 
