@@ -450,7 +450,11 @@ def test_a_zip_file_is_not_unpacked_into_a_folder_of_another_user(
         pass
     monkeypatch.setattr(os, 'getuid', lambda: 4711)
     (tmp_path / 'mmvttt_4711').mkdir()
-    with pytest.raises(DataError, match='of another user'):
+    with pytest.raises(DataError, match='belongs to another user'):
+        read_folder(tmp_path / 'set.zip')
+    (tmp_path / 'mmvttt_4711').rmdir()
+    (tmp_path / 'mmvttt_4711').touch()
+    with pytest.raises(DataError, match='cannot be written'):
         read_folder(tmp_path / 'set.zip')
 
 

@@ -372,28 +372,31 @@ def _unpacked(archive: Path, work_dir: Path | None) -> Path:
     name = f'{archive.stem}_{state.st_size:x}_{state.st_mtime_ns:x}'
     base = work_dir or Path(tempfile.gettempdir(), f'mmvttt_{os.getuid()}')
     target = base / 'unpacked' / name
-    base.mkdir(0o700 if work_dir is None else 0o777, parents=True, exist_ok=True)
+    advice = f'unpack {os.fspath(archive)!r} yourself, and give the folder'
+    try:
+        base.mkdir(0o700 if work_dir is None else 0o777, parents=True, exist_ok=True)
+        owner = os.lstat(base).st_uid
+    except OSError as error:
+        raise DataError(f'{os.fspath(base)!r} cannot be written ({error}): {advice}') from error
     # Others may write into the system's folder for files, too.
-    if work_dir is None and os.lstat(base).st_uid != os.getuid():
-        raise DataError(f'{os.fspath(base)!r} is of another user: unpack {os.fspath(archive)!r}')
+    if work_dir is None and owner != os.getuid():
+        raise DataError(f'{os.fspath(base)!r} belongs to another user: {advice}')
     if target.is_dir():
         return target
     with tempfile.TemporaryDirectory(dir=base) as partial:
         try:
             with zipfile.ZipFile(archive) as file:
                 size = sum(entry.file_size for entry in file.infolist())
-                if size > disk_usage(base).free / 2 or size > 200 * state.st_size + 2**20:
-                    raise DataError(f'it would unpack to {size} bytes')
+                free = disk_usage(base).free
+                if size > free / 2 or size > 200 * state.st_size + 2**20:
+                    raise DataError(f'it would unpack to {size} bytes, and {free} are free')
                 file.extractall(partial)
             target.parent.mkdir(exist_ok=True)
             os.replace(partial, target)
         except Exception as error:
             # Each compression has its own errors. Another process may have been faster.
             if not target.is_dir():
-                raise DataError(
-                    f'{os.fspath(archive)!r} cannot be unpacked ({error}): give a folder, or a '
-                    'whole ZIP file of one'
-                ) from error
+                raise DataError(f'it cannot be unpacked ({error}): {advice}') from error
     return target
 
 
