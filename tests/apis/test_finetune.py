@@ -3,6 +3,7 @@
 import json
 import logging
 import runpy
+import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,7 @@ from PIL import Image
 from scipy import ndimage
 
 import mmvttt
+from mmvttt.checkpoints.published import published_file
 from mmvttt.errors import DataError, ResumeError, UsageError
 from mmvttt.openmmlab.apis.finetune import _Progress
 from mmvttt.openmmlab.apis.finetune_config import read_settings
@@ -227,6 +229,15 @@ def test_a_published_start_brings_its_own_settings(
         begun(tmp_path / 'set', tmp_path / 'whole', minutes=600).model.backbone.frozen_stages == 0
     )
     assert frozen == [4, 0]
+
+
+def test_a_checkpoint_of_a_starts_config_is_used(tmp_path: Path, begins: None) -> None:
+    boxes(tmp_path / 'set', 10, objects=2)
+    published = published_file('mmvttt://maskrcnn_vittt_nano_pedestrians')
+    start = 'maskrcnn_vittt_nano_pedestrians', shutil.copy(published, tmp_path)
+    cfg = begun(tmp_path / 'set', tmp_path / 'out', start=start, steps=1)
+    assert cfg.load_from == str(start[1])
+    assert cfg.optim_wrapper.optimizer.lr == 8e-4
 
 
 def test_a_plan_is_json(tmp_path: Path) -> None:

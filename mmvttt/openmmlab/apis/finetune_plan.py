@@ -244,9 +244,12 @@ def _best(task: str, say: Callable[[str], None], download: bool) -> Start:
 def _given(task: str, config: str, weights: str) -> Start:
     """A config and its checkpoint: one of the task's, of a user's, or of a backbone alone."""
     *_, small = starts = task_for(task).starts
+    weights = os.path.abspath(weights) if os.path.isfile(weights) else weights
     for start in starts:
-        if weights == start.weights or config == start.config:
+        if weights in (start.weights, f'{SCHEME}{start.config}'):
             return start
+        if config == start.config:
+            return replace(start, weights=weights)
     cfg = load_config(config, needed=('model', 'optim_wrapper', 'test_dataloader'))
     if task_of(cfg) is task_for(task):
         size = picture_size(cfg.test_dataloader.dataset.pipeline) or task_of(cfg).size
