@@ -29,9 +29,7 @@ model = dict(
 train_cfg = dict(max_epochs=max_epochs)
 # The heads, which have new classes, learn ten times as fast.
 optim_wrapper = dict(
-    constructor='mmvttt.LayerDecayOptimWrapperConstructor',
-    paramwise_cfg=dict(layer_decay_rate=1.0, custom_keys=dict(head=dict(lr_mult=10.0))),
-    optimizer=dict(lr=5e-5),
+    optimizer=dict(lr=5e-5), paramwise_cfg=dict(custom_keys=dict(head=dict(lr_mult=10.0)))
 )
 param_scheduler = _base_.param_scheduler
 param_scheduler[1].T_max = max_epochs

@@ -99,7 +99,7 @@ def _restore(hook: Hook, state: Any) -> Iterator[Any]:
 
 
 def kind_of(value: Any) -> type:
-    """The type of a state's value; one for all numbers and None, which a number may replace."""
+    """The type of a state's value. Numbers and None are one, as a number may replace None."""
     if isinstance(value, bool):
         return bool
     if value is None or isinstance(value, int | float | np.number | torch.Tensor):

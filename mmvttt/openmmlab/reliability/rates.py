@@ -83,7 +83,8 @@ def require_learning(runner: Runner) -> None:
         raise UsageError(
             f'the first layers have random weights and a rate of {min(first):.1e}, at which '
             'they never learn: start from weights (init_cfg of the backbone, load_from), or '
-            'set optim_wrapper.paramwise_cfg=None and optim_wrapper.optimizer.lr=1e-4 or higher'
+            'set optim_wrapper.constructor=DefaultOptimWrapperConstructor, '
+            'optim_wrapper.paramwise_cfg=None and optim_wrapper.optimizer.lr=1e-4 or higher'
         )
 
 
