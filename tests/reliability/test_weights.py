@@ -91,7 +91,7 @@ def test_the_checkpoint_of_a_whole_model_is_compared_with_it(
 
 
 def fitted(
-    cfg: Config,
+    cfg: Config | None,
     model: nn.Module,
     weights: dict,
     saved: Sequence[str],
@@ -140,11 +140,11 @@ def test_classes_of_the_same_name_keep_their_heads() -> None:
     assert line.endswith('shape: rpn_head.rpn_cls.bias')
 
 
-def test_rows_of_a_model_that_cannot_be_built_again_go_by_name() -> None:
+def test_rows_of_a_model_without_a_config_go_by_name() -> None:
     """Those of a head with as many rows as classes, or one more."""
     model = nn.ModuleDict(dict(backbone=nn.Linear(2, 2), fc_cls=nn.Linear(2, 3)))
     state = model.state_dict()
-    got, line = fitted(Config(dict(model={})), model, state, ['cat', 'dog'], ['dog', 'cat'])
+    got, line = fitted(None, model, state, ['cat', 'dog'], ['dog', 'cat'])
     assert line == 'w: the heads keep the weights of dog, cat'
     assert torch.equal(got['backbone.weight'], state['backbone.weight'])
     assert torch.equal(got['fc_cls.bias'], state['fc_cls.bias'][[1, 0, 2]])
@@ -159,9 +159,11 @@ def test_only_the_head_of_a_model_of_timm_has_rows_of_classes() -> None:
     got, _ = fitted(cfg, built, state, names, names[::-1])
     changed = [name for name in state if not torch.equal(got[name], state[name])]
     assert changed == ['head.weight']
-    # Of a model that is not built here, too, they are not guessed.
-    got, _ = fitted(Config(dict(model={})), built, state, names, names[::-1])
-    assert all(torch.equal(got[name], state[name]) for name in state)
+    # A model that cannot be built again, and one without a config, keep their rows.
+    for other in (Config(dict(model=dict(type='Gone', num_classes=192))), None):
+        got, line = fitted(other, built, state, names, names[::-1])
+        assert all(torch.equal(got[name], state[name]) for name in state)
+        assert line.startswith('w: row k of heads stays with class k')
 
 
 def retinanet() -> Config:

@@ -152,29 +152,34 @@ def _published_classes(model: nn.Module, source: str | None) -> tuple[str, ...]:
 def _for_one_more_class(cfg: Any, state: Mapping[str, Tensor], count: int) -> dict[str, torch.Size]:
     """Shapes with one more class of the tensors in `state` whose rows belong to `count` classes.
 
-    They are those that differ in the config's model. Where it cannot be built so, they have a row
-    for each class, and perhaps one for the background, and no layer has that many inputs.
+    They are those that differ in the config's model; none where it cannot be built so. Without a
+    config they have a row for each class, and perhaps one for the background, and no layer has that
+    many inputs.
     """
-    cfg, larger = copy.deepcopy(cfg), dict[str, torch.Size]()
-    heads: Any = (task_of(cfg).heads_of(cfg) or {'model': cfg.model}) if cfg else {}
+    if not cfg:
+        widths = {count, count + 1} - {x.shape[1] for x in state.values() if x.ndim > 1}
+        inside = {'backbone', 'neck'}
+        return {
+            n: torch.Size((len(x) + 1, *x.shape[1:]))
+            for n, x in state.items()
+            if count and x.ndim and len(x) in widths and inside.isdisjoint(n.split('.'))
+        }
+    cfg = copy.deepcopy(cfg)
+    heads: Any = task_of(cfg).heads_of(cfg) or {'model': cfg.model}
     for key in class_counts(heads):
         heads[key]['num_classes' if 'num_classes' in heads[key] else 'num_things_classes'] += 1
     # Some models compute with tensors while they are built, which a meta tensor does not allow.
     for device in ('meta', 'cpu') if class_counts(heads) else ():
         try:
             with BUILDING, torch.random.fork_rng(devices=[]), torch.device(device):
-                larger = {n: x.shape for n, x in MODELS.build(cfg.model).state_dict().items()}
-            break
+                larger = MODELS.build(cfg.model).state_dict()
+            return {
+                n: x.shape for n, x in larger.items() if n in state and x.shape != state[n].shape
+            }
         except Exception:
             # A toolbox may raise any type of error.
             continue
-    grown = {n: larger[n] for n, x in state.items() if larger.get(n, x.shape) != x.shape}
-    widths = {count, count + 1} - {x.shape[1] for x in state.values() if x.ndim > 1}
-    return grown or {
-        n: torch.Size((len(x) + 1, *x.shape[1:]))
-        for n, x in state.items()
-        if count and x.ndim and len(x) in widths and not {'backbone', 'neck'} & {*n.split('.')}
-    }
+    return {}
 
 
 def _layout(
@@ -194,7 +199,8 @@ def _layout(
         name = name.rpartition('.')[0]
         head = model.get_submodule(name)
         for key in ('num_attrib', 'cls_out_channels'):
-            if getattr(head, key, 0) * rows == shape[0]:
+            size = getattr(head, key, None)
+            if isinstance(size, int) and size * rows == shape[0]:
                 return *places, 1
         # Coordinates of a box for each class.
         if hasattr(head, 'reg_class_agnostic'):
