@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.model import BaseTTAModel
+from mmengine.model import BaseModel, BaseTTAModel
 from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 
@@ -252,13 +252,28 @@ NOT_LEARNING: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
         {'optim_wrapper.optimizer.lr': 5e-7},
         {'optim_wrapper.paramwise_cfg': None, 'optim_wrapper.optimizer.lr': 1e-4},
     ),
+    (
+        9,
+        {
+            'optim_wrapper.constructor': 'mmvttt.LayerDecayOptimWrapperConstructor',
+            'optim_wrapper.paramwise_cfg.layer_decay_rate': 0.5,
+            'optim_wrapper.optimizer.weight_decay': 0.0,
+            'optim_wrapper.optimizer.lr': 5e-7,
+        },
+        {
+            'optim_wrapper.paramwise_cfg.layer_decay_rate': 1.0,
+            'optim_wrapper.optimizer.lr': 1e-4,
+        },
+    ),
 ]
 
 
 @pytest.mark.parametrize(('epochs', 'options', 'advice'), NOT_LEARNING)
 def test_the_error_of_a_training_that_cannot_learn_says_what_helps(
-    run: Callable, epochs: int, options: dict, advice: dict
+    run: Callable, epochs: int, options: dict, advice: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # For layer-wise rates.
+    monkeypatch.setattr(BaseModel, 'get_layer_depth', lambda *_: (0, 2), raising=False)
     options = {'train_cfg.max_epochs': epochs, **options}
     with pytest.raises(UsageError) as error:
         run('train', work_dir='a', cfg_options=options)

@@ -80,11 +80,13 @@ def require_learning(runner: Runner) -> None:
             )
     random = not runner._load_from and not any(checkpoints_of(runner.cfg.model))
     if random and 0 < min(first) < _LEAST:
+        # mmvttt.LayerDecayOptimWrapperConstructor needs its rate.
+        decay = 'layer_decay_rate' in (runner.cfg.optim_wrapper.get('paramwise_cfg') or ())
+        key = 'paramwise_cfg.layer_decay_rate=1.0' if decay else 'paramwise_cfg=None'
         raise UsageError(
             f'the first layers have random weights and a rate of {min(first):.1e}, at which '
             'they never learn: start from weights (init_cfg of the backbone, load_from), or '
-            'set optim_wrapper.constructor=DefaultOptimWrapperConstructor, '
-            'optim_wrapper.paramwise_cfg=None and optim_wrapper.optimizer.lr=1e-4 or higher'
+            f'set optim_wrapper.{key} and optim_wrapper.optimizer.lr=1e-4 or higher'
         )
 
 
