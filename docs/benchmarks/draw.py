@@ -9,9 +9,9 @@ FOLDER = Path(__file__).parent
 PICTURES = FOLDER.parent / 'pictures'
 # Name, colour, line and offset of the label of each model. Softmax attention is grey.
 LOOKS = {
-    'vit3': ('ViT³', '#0072B2', '-', -16),
-    't5': ('T⁵', '#009E73', '-', 4),
-    'vittt': ('Vittt', '#D55E00', '-', -10),
+    'vit3': ('ViT³', '#0072B2', '-', -12),
+    't5': ('T⁵', '#009E73', '-', -8),
+    'vittt': ('Vittt', '#D55E00', '-', 2),
     'deit': ('DeiT (softmax)', '#555555', '--', -4),
 }
 
