@@ -4,8 +4,10 @@ The interpreter knows neither races nor layouts nor the GPU's rounding, and its 
 fp32 and fp16 it is. The ops are the rows of ops.py; test_*_gpu.py have the rest.
 """
 
+import importlib
 from types import SimpleNamespace
 
+import emulation
 import pytest
 import sampling
 import torch
@@ -161,6 +163,25 @@ def test_one_backend_follows_the_other(segment, size, dtype, output_apart, cut):
         actual = OP_BACKWARD(grad, *inputs.values(), *kept, *options, then)
         for (name, y), x in zip(expected.items(), actual, strict=True):
             assert error(x, y) < tolerance, name
+
+
+@pytest.mark.parametrize('size', [0.1, 1, 100])
+def test_the_emulation_computes_what_the_kernels_do(size, cut):
+    """In fp32; test_ttt_linear.py has bf16."""
+    cut(3)
+    inputs = make(105, 'fb', batch=1, heads=1, dim=32, dtype=FP32)
+    inputs |= {n: size * inputs[n] for n in 'qkv'}
+    args = _op.OPS['ttt_linear'].arguments(*inputs.values(), 'fb', 16, 1e-6)
+    grad = normal(torch.Generator().manual_seed(1), *args.q.shape).float()
+    module = importlib.import_module('ttt_kernels.ttt_linear.kernel')
+    outputs, grads = [], []
+    for way in (module, emulation):
+        outputs.append(way.forward(args))
+        grads.append(way.backward([grad], args, outputs[0][1:]))
+    # Sums in another order, through seven mini-batches.
+    for x, y in zip((*outputs[0], *grads[0]), (*outputs[1], *grads[1]), strict=True):
+        assert x.shape == y.shape
+        assert error(x, y) < 4e-6
 
 
 def test_a_token_too_far_from_the_next_is_named():

@@ -12,6 +12,7 @@ prints the errors of each kernel beside the reference's.
 
 from pathlib import Path
 
+import emulation
 import pytest
 import torch
 from kernel_testing import normal
@@ -30,6 +31,7 @@ from precision import (
 )
 
 import ttt_kernels
+from ttt_kernels import _backend, _op
 
 FP32, BF16, FP16 = TYPES
 KERNELS = Path(ttt_kernels.__file__).parent
@@ -230,6 +232,19 @@ def test_triton_scans_of_small_tokens(b, dim, segment, size, dtype, cut):
     # pass recomputes the state, from the first one of a segment on.
     cut(segment)
     check_scan(b, dim, size, dtype)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'hw'),
+    [*((kind, (7, 9)) for _, kind in cases(['ttt_linear'], 'size 1')), ('size 0.3', (40, 400))],
+)
+def test_the_emulated_scan_in_bf16(kind, hw, monkeypatch):
+    """Which the interpreter lacks, in a thousand mini-batches too."""
+    choose = lambda op, backend, *_: emulation if backend == 'triton' else None  # noqa: E731
+    monkeypatch.setattr(_backend, 'choose', choose)
+    _op.OPS['ttt_linear'].plans.clear()
+    check_kernel('ttt_linear', kind, BF16, 'triton', hw, dim=64)
+    _op.OPS['ttt_linear'].plans.clear()
 
 
 @pytest.mark.interpreter
