@@ -1,39 +1,15 @@
-"""`python -m ttt_kernels`: versions, backends of every op, verdicts; `check OP` forgets its."""
+"""`python -m ttt_kernels`: backends of every op and verdicts; `check OP` forgets its verdicts."""
 
 import argparse
-import importlib.metadata
-import platform
 import time
-
-import torch
 
 from . import _check
 from ._backend import OPS, available
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return 'not installed'
-
-
 def report() -> str:
-    """Versions, the GPU, and one line for each op and backend: whether it can run here."""
-    gpu = 'none'
-    if torch.cuda.is_available():
-        capability = '.'.join(map(str, torch.cuda.get_device_capability()))
-        hip = torch.version.hip
-        about = f'ROCm {hip}' if hip else f'compute capability {capability}'
-        gpu = f'{torch.cuda.get_device_name()} ({about})'
-    versions = {
-        'python': platform.python_version(),
-        'torch': torch.__version__,
-        'triton': _version('triton'),
-        'numba': _version('numba'),
-        'GPU': gpu,
-    }
-    lines = [f'{name:<12} {value}' for name, value in versions.items()]
+    """One line for each op and backend: whether it can run here; then the verdicts."""
+    lines = []
     for op, backends in available().items():
         for backend, reason in backends.items():
             verdict = 'can run' if reason is None else f'cannot run: {reason}'

@@ -126,10 +126,6 @@ def test_an_amd_gpu_takes_the_kernels_which_are_checked_first(kernel, monkeypatc
     assert _launch.most_registers(168) == {}
     assert _launch.precision(fp32.dtype) == 'ieee'
     assert _launch.gpu('ttt_glu', fp32.dtype, fp32.device).little
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
-    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda *_: 'AMD Instinct MI300X')
-    monkeypatch.setattr(__main__, 'available', dict)
-    assert 'AMD Instinct MI300X (ROCm 6.4)' in __main__.report()
 
 
 @pytest.mark.parametrize(
@@ -166,10 +162,8 @@ def broken(name):
 
 
 IMPORT, FIND = (_backend.importlib, 'import_module'), (_backend.importlib.util, 'find_spec')
-OLD = {(_backend, 'triton_version'): lambda: TorchVersion('3.5.1')}
 NO_NUMBA = {FIND: lambda name: None if name == 'numba' else True}
 WITHOUT = {
-    'Triton 3.5.1': ('ttt_linear', 'triton', OLD),
     'no libcuda': ('ttt_linear', 'triton', {IMPORT: broken, FIND: lambda name: True}),
     "pip install 'mmvttt[cpu]'": ('ttt_linear', 'numba', NO_NUMBA),
     'no numba kernel for ttt_mlp': ('ttt_mlp', 'numba', {}),
@@ -185,11 +179,9 @@ def test_a_kernel_that_is_not_there_is_a_reason(reason, monkeypatch):
         assert reason in _backend.load_kernel.__wrapped__(op, backend)
 
 
-def test_module_prints_versions_and_reasons(capsys):
+def test_module_prints_reasons(capsys):
     assert __main__.main([]) == 0
     output = capsys.readouterr().out
-    for word in ('python', f'torch        {torch.__version__}', 'triton', 'GPU'):
-        assert word in output
     for op, backends in ttt_kernels.available().items():
         assert hasattr(ttt_kernels, op)
         assert list(backends) == ['triton', 'numba', 'reference']
