@@ -79,7 +79,7 @@ def of_images(settings: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _normalizes(key: str, text: Any) -> bool:
-    """Whether a setting is the type of a pipeline's `Normalize`, quoted, with or without a scope."""
+    """Whether a setting is the type of a pipeline's `Normalize`: quoted, perhaps with a scope."""
     kind = str(text).strip("'").rpartition('.')[2]
     return kind == 'Normalize' and _STEP.fullmatch(key) is not None
 
