@@ -72,7 +72,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
         load_whole_model(cfg)
         locate_checkpoints(cfg)
     except Exception:
-        lock.undo()
+        lock.release()
         raise
     if not plain:
         add_protection(cfg)
