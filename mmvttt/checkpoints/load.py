@@ -145,10 +145,10 @@ def load_pretrained(
     inside = fit(under(weights, prefix))
     report = require_match(module, inside, source, prefix, weights, first_blocks)
     report = replace(report, preparation=opened.preparation)
-    new = _declared(module, 'new_parameters')
+    new = declared(module, 'new_parameters')
     _require_parts(report, new, source)
     module.load_state_dict({name: inside[name] for name in report.matched}, strict=False)
-    optional = new | _declared(module, 'optional_parameters')
+    optional = new | declared(module, 'optional_parameters')
     lost = report.mismatched or not optional.issuperset(report.missing)
     level = logging.WARNING if lost else logging.INFO
     _log.log(level, 'Weights of %s from %s: %s', type(module).__name__, source, report)
@@ -156,8 +156,8 @@ def load_pretrained(
     return report
 
 
-def _declared(module: nn.Module, method: str) -> set[str]:
-    """The names of parameters that parts of a module declare by a method."""
+def declared(module: nn.Module, method: str) -> set[str]:
+    """The names of parameters that parts of a module declare by a method of this name."""
     return {
         f'{name}.{parameter}' if name else parameter
         for name, part in module.named_modules()

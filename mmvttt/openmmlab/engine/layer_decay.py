@@ -12,6 +12,7 @@ from mmengine.optim import DefaultOptimWrapperConstructor
 from torch import nn
 
 from mmvttt.arguments import check_config, check_number
+from mmvttt.checkpoints.load import declared
 from mmvttt.errors import OptionError
 
 from ..registry import OPTIM_WRAPPER_CONSTRUCTORS
@@ -92,10 +93,10 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         backbones = _backbones(module)
         names = [name for name, _ in module.named_parameters()]
         undecayed = {name for name in names if name.rpartition('.')[2] in _EMBEDDINGS}
-        undecayed |= _named_by(module, 'no_weight_decay')
+        undecayed |= declared(module, 'no_weight_decay')
         new, new_lr_mult = set(), self.paramwise_cfg.get('new_lr_mult', 1)
         if new_lr_mult != 1:
-            new = _named_by(module, 'new_parameters')
+            new = declared(module, 'new_parameters')
             if not new:
                 raise OptionError(
                     f'paramwise_cfg.new_lr_mult={new_lr_mult} is for models that name their new '
@@ -176,13 +177,3 @@ def _backbones(model: nn.Module) -> dict[str, nn.Module]:
         'not have. Use a backbone of mmvttt (mmvttt.Vittt, mmvttt.ViTAdapter), add the method, or '
         "leave optim_wrapper.constructor at mmengine's DefaultOptimWrapperConstructor"
     )
-
-
-def _named_by(model: nn.Module, method: str) -> set[str]:
-    """Full names of the parameters returned by the modules' methods of this name."""
-    return {
-        f'{prefix}.{name}' if prefix else name
-        for prefix, module in model.named_modules()
-        if hasattr(module, method)
-        for name in getattr(module, method)()
-    }
