@@ -1,9 +1,8 @@
 """COCO evaluation: ids from 0, files without `info`, the faster evaluator, and no forty lines."""
 
-from functools import wraps
 from typing import Any
 
-from .patch import replace
+from .patch import replace, wrapping
 
 
 def index_all() -> None:
@@ -13,10 +12,8 @@ def index_all() -> None:
     """
     from mmdet.datasets.api_wrappers.coco_api import COCO
 
-    original = COCO.createIndex
-
-    @wraps(original)
-    def create_index(self: Any) -> None:
+    @wrapping(COCO, 'createIndex')
+    def create_index(original: Any, self: Any) -> None:
         if isinstance(self.dataset, dict):
             self.dataset.setdefault('info', {})
             annotations = self.dataset.get('annotations') or []
@@ -25,8 +22,6 @@ def index_all() -> None:
                 for ann in annotations:
                     ann['id'] += 1
         original(self)
-
-    replace(COCO, 'createIndex', create_index)
 
 
 def evaluate_faster() -> str | None:
