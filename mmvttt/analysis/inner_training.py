@@ -141,12 +141,10 @@ class LayerTraining:
 
 
 def inspect_training(model: nn.Module, images: Tensor, tokens: bool = True) -> list[LayerTraining]:
-    """Follows every mixer of a model that trains, on images `(B, 3, H, W)`, in evaluation mode.
+    """Follows every mixer of a model that trains, on normalised images `(B, 3, H, W)`.
 
-    Args:
-        model: Any model with such mixers.
-        images: Normalised images.
-        tokens: Whether to follow each token of a full-batch step, which takes most of the time.
+    The model runs in evaluation mode. `tokens` follows each token of a full-batch step, which takes
+    most of the time.
 
     Raises:
         UsageError: No mixer of the model trains in a way that `training_of` can follow.

@@ -184,9 +184,7 @@ def require_openvino() -> None:
 def open_exported(path: str | os.PathLike[str], precision: str = 'float32') -> ExportedFile:
     """Opens a file by its suffix: `.onnx` in ONNX Runtime, `.xml` in OpenVINO.
 
-    Args:
-        path: The file.
-        precision: See `OpenVINOFile`. An ONNX file has its own.
+    For the precision see `OpenVINOFile`. An ONNX file has its own.
 
     Raises:
         UsageError: Another suffix or precision, a missing package, or a file that cannot be read.

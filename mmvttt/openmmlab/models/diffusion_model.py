@@ -43,7 +43,6 @@ class DiffusionModel(BaseModel):
         test_cfg: `steps` (50), `guidance` (1), `guided`, `scheduler` and `seed` of the samples
             that a validation looks at; see `sampling_scheduler` and `denoise`.
         data_preprocessor: Default: a `LatentPreprocessor` for the transformer.
-        init_cfg: As of mmengine's models.
 
     Raises:
         UsageError: The scheduler does not fit the loss, the transformer's output or the size of
@@ -143,7 +142,6 @@ class DiffusionModel(BaseModel):
         """Predicts what a scheduler takes for noisy latents `(B, C, h, w)` at a time `()`.
 
         Args:
-            noisy, time: See above.
             condition: The transformer's conditions, `(B, …)` each.
             null: The same for no class or prompt. Guidance without it is a UsageError.
             guidance: 1 for none. g multiplies the condition's effect on the output by g.

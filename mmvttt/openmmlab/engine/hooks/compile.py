@@ -93,7 +93,6 @@ class CompileHook(Hook):
         self._settings.enter_context(compiling())
 
     def after_run(self, runner: Runner) -> None:
-        """Puts torch's settings back."""
         self._settings.close()
 
     def before_val(self, runner: Runner) -> None:
