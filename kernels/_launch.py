@@ -298,9 +298,8 @@ def power_of_2(n: int) -> int:
 def split(tokens: int, sums: int, block: int) -> tuple[int, int]:
     """Shares each of `sums` sums over `tokens` among several programs.
 
-    Returns:
-        Number of programs for each sum, ≥ 1, and tokens for each program, a multiple of `block`. No
-        program is without tokens.
+    Returns the number of programs for each sum, ≥ 1, and of tokens for each program, a multiple of
+    `block`. No program is without tokens.
     """
     blocks, programs = cdiv(tokens, block), of_batch(sums)
     most = cdiv(blocks, _LEAST_BLOCKS)
@@ -315,14 +314,9 @@ def split(tokens: int, sums: int, block: int) -> tuple[int, int]:
 
 
 class Pass(NamedTuple):
-    """A pass over the tokens of every image and head.
+    """A pass over the tokens of every image and head."""
 
-    Attributes:
-        sums: Images times heads.
-        splits: Programs that share a sum.
-        launch: Of a kernel, without its tensors.
-    """
-
+    # Images times heads, and the programs that share a sum.
     sums: int
     splits: int
     launch: Launch
@@ -430,10 +424,8 @@ def relative(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Divides `x` `(P, …)` by 16 times its largest entry for every P.
 
     Mean gradients may be too small for half precision. 1/16 leaves room: the result is multiplied
-    with keys and values and must not overflow.
-
-    Returns:
-        The quotients in `dtype`, and the divisors `(P,)`.
+    with keys and values and must not overflow. Returns the quotients in `dtype`, and the divisors
+    `(P,)`.
     """
     out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     programs, *shape = x.shape

@@ -31,13 +31,8 @@ def attention_distance(
 ) -> Tensor:
     """Returns Σ_j |A_ij|·‖i − j‖ / Σ_j |A_ij|, the mean over queries, in patches.
 
-    Args:
-        attention: `(…, Q, N)`.
-        hw: Size of the map, N = h·w.
-        queries: Indices of the Q queries, or None for all N, in order.
-
-    Returns:
-        `(…)`.
+    `(…, Q, N)` → `(…)`, on a map of N = h·w. `queries` has the indices of the Q queries, or is None
+    for all N, in order.
     """
     rows, columns = torch.meshgrid(*(torch.arange(n) for n in hw), indexing='ij')
     places = torch.stack([rows, columns], -1).flatten(0, 1).to(attention)
@@ -55,11 +50,8 @@ def implicit_attention(mixing: Mixing, queries: Sequence[int]) -> Tensor | None:
     mixer through each op that it calls. The heads of several ops are concatenated, as are the heads
     of Vittt's directions, each with its own values.
 
-    Args:
-        mixing: A mixer on an image.
-        queries: Indices of Q patches on the map, row by row.
-
-    Returns: `(H, Q, h·w)`, or None where the values cannot be seen.
+    `queries` are indices of Q patches on the map, row by row. Returns `(H, Q, h·w)`, or None where
+    the values cannot be seen.
     """
     places = mixing.patches[list(queries)]
     if isinstance(mixing.mixer, SOFTMAX) and mixing.projected is not None:

@@ -126,12 +126,7 @@ def _idle(network: nn.Module, used: set[int]) -> list[str]:
 
 
 class _Watch(TorchDispatchMode):
-    """Collects foreign operators without a FLOP formula, and used parameters.
-
-    Attributes:
-        names: Names of these operators.
-        used: `id` of every parameter that an operator got.
-    """
+    """Collects names of foreign operators without a FLOP formula, and `id`s of used parameters."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -195,11 +195,7 @@ def _recorded_calls(module: InnerTraining, record: Mixing) -> Iterator[None]:
 
 
 class _RecordOps(TorchDispatchMode):
-    """Records the ops that train inner models.
-
-    Attributes:
-        calls: The list to record to.
-    """
+    """Records the ops that train inner models, to `calls`."""
 
     def __init__(self) -> None:
         super().__init__()

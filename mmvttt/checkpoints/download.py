@@ -97,8 +97,7 @@ def download(
     compared with the first digits in its name, if it has any.
 
     Args:
-        url: Where it is.
-        path: Where it will be.
+        url, path: Where it is, and where it will be.
         problem: Says why a file that came must not be kept, or None.
         say: Gets the size before the transfer, and the time for it after its first seconds.
 

@@ -332,12 +332,8 @@ def require_match(
 ) -> LoadReport:
     """Compares weights with a module's.
 
-    The error has what they come from: all `names` of the file, of which those with the `prefix`
-    were taken.
-
-    Raises:
-        CheckpointMismatchError: Fewer than a tenth of the module's tensors match, or one of the two
-            has more blocks.
+    Raises a CheckpointMismatchError if fewer than a tenth of its tensors match, or one of the two
+    has more blocks. It has all `names` of the file, of which those with the `prefix` were taken.
     """
     report = compare(module, weights)
     size, least = len(module.state_dict()), _least_matched(module)

@@ -39,11 +39,7 @@ class FromLibrary(BaseModule):
     where next to nothing matches. mmengine's own loading is `strict=False` and silent. With
     `ema=True` the averaged weights of the file are loaded, MESA's teacher for one.
     `dict(type='mmvttt.InheritViT', …)` takes the same options for the checkpoint of a ViT.
-
-    Args:
-        init_cfg: mmengine's.
-        norm_cfg: OpenMMLab's name of `norm_layer`, where the class has one.
-        options: The options of the class.
+    `norm_cfg` is OpenMMLab's name of `norm_layer`, where the class has one.
     """
 
     init_cfg: Any

@@ -28,12 +28,7 @@ ASIDE = (CROSS, CAUSAL, NO_MAP, TUBES)
 
 @dataclass(frozen=True)
 class Note:
-    """The record of a linearization, by which the model can be built again.
-
-    Attributes:
-        where: Names of the attentions that were replaced.
-        options: Options of their replacements.
-    """
+    """Names of the replaced attentions and their options, to build the model again."""
 
     where: list[str]
     options: InnerOptions
@@ -58,11 +53,7 @@ class MapSize(NamedTuple):
 class Replacement(InnerTraining):
     """The inner training that replaces a softmax attention.
 
-    Args:
-        embed_dims: Channels C of q, k and v.
-        num_heads: Heads.
-        attention: The attention, whose device, type of numbers and mode the new layers get.
-        options: See `InnerTraining`.
+    The new layers get the device, type of numbers and mode of the `attention`.
     """
 
     def __init__(
