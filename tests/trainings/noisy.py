@@ -42,15 +42,21 @@ class NoisyPictures(NoisyData):
         return super().prepare_data(idx)
 
 
+class Noise(nn.Module):
+    """Adds random numbers in a training, as samplers of anchors and regions draw them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + random.random() + np.random.rand() if self.training else x
+
+
 @MODELS.register_module(force=True)
 class NoisyModel(Regression):
-    """A network with dropout and batch statistics."""
+    """A network with noise, dropout and batch statistics."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.5), nn.Linear(width, 1)
-        )
+        layers = nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.5), nn.Linear(width, 1)
+        self.net = nn.Sequential(*layers[:2], Noise(), *layers[2:])
 
 
 @HOOKS.register_module(force=True)
