@@ -98,17 +98,17 @@ def task(name: str) -> dict[str, Any]:
     return dict(data=dict(image=address), annotations=[dict(result=result)])
 
 
-CVAT = ''.join(
-    f'<image name="{i}.jpg" width="{W}" height="{H}" subset="{"Train" if i < 4 else "Validation"}">'
-    '<box label="cat" xtl="6" ytl="9" xbr="18" ybr="27"/></image>'
-    for i in range(6)
-)
-CVAT_PARTS = ''.join(
-    f'<image name="{i}.jpg" width="{W}" height="{H}" subset="{part}">'
-    '<box label="cat" xtl="6" ytl="9" xbr="18" ybr="27"/></image>'
-    for part in ('Train', 'Validation')
-    for i in range(6)
-)
+def cvat(parts: list[tuple[str, int]]) -> str:
+    """CVAT's XML for parts and the numbers of their pictures."""
+    images = (
+        f'<image name="{i}.jpg" width="{W}" height="{H}" subset="{part}">'
+        '<box label="cat" xtl="6" ytl="9" xbr="18" ybr="27"/></image>'
+        for part, i in parts
+    )
+    return f'<annotations>{"".join(images)}</annotations>'
+
+
+PARTS = 'Train', 'Validation'
 NAMES = [f'{i}.jpg' for i in range(6)]
 YOLO = each(('images/{}.jpg', None), ('labels/{}.txt', LINE)) | {'data.yaml': 'names: [cat]'}
 MAPS = each(('images/{}.jpg', None), ('masks/{}.png', NUMBERS))
@@ -121,7 +121,8 @@ READ: dict[str, tuple[Files, str, str, int, int]] = {
         'labelme', 'masks', 5, 1,
     ),
     'CVAT': (
-        each(('images/{}.jpg', None)) | {'annotations.xml': f'<annotations>{CVAT}</annotations>'},
+        each(('images/{}.jpg', None))
+        | {'annotations.xml': cvat([(PARTS[i > 3], i) for i in range(6)])},
         'CVAT for images', 'boxes', 4, 2,
     ),
     'a mask that does not fill its picture': (
@@ -145,7 +146,7 @@ READ: dict[str, tuple[Files, str, str, int, int]] = {
     ),
     'CVAT, a folder for each part': (
         each(('images/Train/{}.jpg', None), ('images/Validation/{}.jpg', None))
-        | {'annotations.xml': f'<annotations>{CVAT_PARTS}</annotations>'},
+        | {'annotations.xml': cvat([(part, i) for part in PARTS for i in range(6)])},
         'CVAT for images', 'boxes', 6, 6,
     ),
     'numbers of a palette': (
@@ -271,7 +272,7 @@ READ: dict[str, tuple[Files, str, str, int, int]] = {
     ),
     'a run inside': (CLASSES | each(('work_dirs/run/{}.jpg', None)), 'classes', 'classes', 10, 2),
 }  # fmt: skip
-PARTS = 'images', 'masks'
+KINDS = 'images', 'masks'
 BOMB = 'a: &a [x]\n' + ''.join(f'{c}: &{c} [*a, *a]\n' for c in 'bcd') + 'names: *d\n'
 REFUSED: dict[str, tuple[Files, str]] = {
     'two formats': (
@@ -306,7 +307,7 @@ REFUSED: dict[str, tuple[Files, str]] = {
         'COCO comes near',
     ),
     'a mask for each object': (
-        {f'{i}/{k}/{i}{k}.png': None if k == 'images' else BINARY for i in range(6) for k in PARTS},
+        {f'{i}/{k}/{i}{k}.png': None if k == 'images' else BINARY for i in range(6) for k in KINDS},
         'of the same pictures',
     ),
     'maps of another size': (
@@ -588,12 +589,6 @@ def test_xml_is_read_in_the_encoding_that_it_declares(tmp_path: Path) -> None:
         assert read_folder(make(tmp_path / encoding / declared, files)).classes == ('猫',)
 
 
-def test_a_fifth_of_the_label_maps_is_held_out(tmp_path: Path) -> None:
-    files = each(('images/{}.jpg', None), ('masks/{}.png', NUMBERS), count=50)
-    data = read_folder(make(tmp_path, files))
-    assert (len(data.train), len(data.val)) == (40, 10)
-
-
 def test_names_of_label_maps_follow_their_numbers(tmp_path: Path) -> None:
     root = make(tmp_path, MAPS)
     assert any('no list names the numbers 0 to 2' in note for note in read_folder(root).notes)
@@ -619,22 +614,14 @@ def test_objects_that_are_cut_off_are_read(tmp_path: Path) -> None:
         assert len(read_folder(make(tmp_path / name, files)).train) == 5
 
 
-@pytest.mark.parametrize(
-    'lines',
-    [
-        ['1 euro'], ['1 cent', '2 euro'], ['1 low', '2 mid', '3 high'], ['cat', '1 dog'],
-        ['no person', '1 person', '2 persons'], ['2 euro', '1 euro'], ['0 percent', '1 percent'],
-    ],
-)  # fmt: skip
-def test_numbers_that_belong_to_names(lines: list[str], tmp_path: Path) -> None:
-    path = tmp_path / 'a.txt'
-    path.write_text('\n'.join(lines))
-    assert _read_list(path) == lines
-
-
-def test_numbers_before_names(tmp_path: Path) -> None:
+def test_numbers_before_names_and_in_them(tmp_path: Path) -> None:
+    inside = (
+        *('1 euro', '1 cent\n2 euro', '1 low\n2 mid\n3 high', 'cat\n1 dog', '2 euro\n1 euro'),
+        *('no person\n1 person\n2 persons', '0 percent\n1 percent'),
+    )
     path = tmp_path / 'a.txt'
     for content, names in (
+        *((text, text.split('\n')) for text in inside),
         ('0: soil\n1: 3d printer', ['soil', '3d printer']),
         ('0 soil\n1 3d printer', ['soil', '3d printer']),
         ('Pixel Value, Class\n0, soil\n1, 3d printer', ['soil', '3d printer']),
