@@ -76,7 +76,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
         load_whole_model(cfg)
         locate_checkpoints(cfg)
     except Exception:
-        lock.release()
+        lock.undo()
         raise
     if not plain:
         add_protection(cfg)

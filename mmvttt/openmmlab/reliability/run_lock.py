@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -45,9 +46,13 @@ class RunLock:
 
     def __init__(self, *folders: str | os.PathLike[str]) -> None:
         self._locks: list[FileLock] = []
+        paths = [*map(Path, folders)]
+        # Folders that are made here, the inner ones first.
+        absolute = [path.absolute() for path in paths]
+        self._made = [p for path in absolute for p in (path, *path.parents) if not p.exists()]
         problem = ''
         try:
-            for path in map(Path, folders):
+            for path in paths:
                 check_new_folder(path)
                 path.mkdir(parents=True, exist_ok=True)
                 if is_main_process():
@@ -63,6 +68,16 @@ class RunLock:
         """Releases the locks, and all others of this process on the folders."""
         for lock in self._locks:
             lock.release(force=True)
+
+    def undo(self) -> None:
+        """Releases the lock of a training that was refused, and removes the folders made for it."""
+        self.release()
+        for folder in self._made if self._locks else ():
+            for name in (_LOCK, _HOLDER):
+                (folder / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                # Another program may have written there.
+                folder.rmdir()
 
 
 def _locked(folder: Path) -> FileLock:
