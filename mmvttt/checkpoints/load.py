@@ -152,7 +152,9 @@ def load_pretrained(
     lost = report.mismatched or not optional.issuperset(report.missing)
     level = logging.WARNING if lost else logging.INFO
     _log.log(level, 'Weights of %s from %s: %s', type(module).__name__, source, report)
-    warn_of_other_images(source, report.preparation, getattr(module, 'data_preprocessor', None))
+    preparation = report.preparation
+    if preparation is not None and not preparation.step:
+        warn_of_other_images(source, preparation, getattr(module, 'data_preprocessor', None))
     return report
 
 

@@ -15,7 +15,7 @@ import torch
 _SWAPS = ('bgr_to_rgb', 'rgb_to_bgr', 'to_rgb', 'channel_conversion', '_channel_conversion')
 # Settings of a training; in a config for test-time augmentation the model is a module.
 _INSIDE = re.compile(r'model\.(?:module\.)?data_preprocessor\.')
-_STEP = re.compile(r'train_dataloader\..*pipeline\.\d+\.type')
+_STEP = re.compile(r'(train_dataloader\..*pipeline\.\d+\.)type')
 _OPTION = re.compile(rf'.*data_preprocessor\.(?:(mean|std)\.\d+|({"|".join(_SWAPS)}))')
 _BOOLEANS = {'True': 1, 'False': 0}
 _log = logging.getLogger(__name__)
@@ -25,12 +25,13 @@ class Preparation(NamedTuple):
     """Mean and deviation of images in 0 to 1, each a number for all channels or one for each.
 
     `swapped` tells whether a `data_preprocessor` of OpenMMLab reverses the order of the channels;
-    None if it is not known.
+    None if it is not known. `step` tells whether a step of the pipeline prepares the images.
     """
 
     mean: list[float]
     std: list[float]
     swapped: bool | None = None
+    step: bool = False
 
 
 IMAGENET = Preparation([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -54,34 +55,55 @@ def of_preprocessor(preprocessor: Any) -> Preparation:
     return Preparation([round(x / 255, 6) for x in mean], [round(x / 255, 6) for x in std], swapped)
 
 
+def both(first: Preparation, second: Preparation) -> Preparation:
+    """One preparation after another."""
+    m1, s1, m2, s2 = np.broadcast_arrays(*map(np.asarray, (*first[:2], *second[:2])))
+    if second.swapped:
+        m1, s1 = m1[::-1], s1[::-1]
+    # The second one's numbers are for images in 0 to 1, and it gets what the first one returns.
+    mean, std = (m1 + 255 * s1 * m2).tolist(), (255 * s1 * s2).tolist()
+    return Preparation(mean, std, bool(first.swapped) != bool(second.swapped), True)
+
+
 def saved_preparation(content: Any) -> Preparation | None:
     """The preparation in the settings of a training's checkpoint, as `read_content` returns it.
 
-    None if it has no settings, or a step of its pipeline normalizes the images.
+    None if it has no settings.
     """
     match content:
         case {'meta': {'settings': Mapping() as settings}}:
             settings = {str(key): text for key, text in settings.items()}
-            if not any(_normalizes(key, text) for key, text in settings.items()):
-                # The preprocessor inside of a model counts, if it has one.
-                inside = {key: text for key, text in settings.items() if _INSIDE.match(key)}
-                return _of_settings(inside or settings)
+            # The preprocessor inside of a model counts, if it has one.
+            inside = {key: text for key, text in settings.items() if _INSIDE.match(key)}
+            before: Mapping[str, Any] = {}
+            if step := _normalizing(settings):
+                before = inside or settings
+                options = {k.removeprefix(step): v for k, v in settings.items() if step in k}
+                # By default mmcv's transform reverses the order.
+                options = {'to_rgb': 'True', **options}
+                inside = {f'data_preprocessor.{name}': v for name, v in options.items()}
+            here = _of_settings(inside or settings)
+            # Settings for different numbers of channels describe no image.
+            with suppress(ValueError):
+                return both(here, _of_settings(before)) if step else here
     return None
 
 
 def of_images(settings: Mapping[Any, Any]) -> dict[str, Any]:
     """The settings of a training that `saved_preparation` reads."""
+    named = {str(key): text for key, text in settings.items()}
+    step = _normalizing(named)
     return {
         key: text
-        for key, text in ((str(key), text) for key, text in settings.items())
-        if 'data_preprocessor' in key.split('.') or _normalizes(key, text)
+        for key, text in named.items()
+        if 'data_preprocessor' in key.split('.') or (step and key.startswith(step))
     }
 
 
-def _normalizes(key: str, text: Any) -> bool:
-    """Whether a setting is the type of a pipeline's `Normalize`: quoted, perhaps with a scope."""
-    kind = str(text).strip("'").rpartition('.')[2]
-    return kind == 'Normalize' and _STEP.fullmatch(key) is not None
+def _normalizing(settings: Mapping[str, Any]) -> str:
+    """Prefix of the keys of the pipeline's `Normalize`, or ''."""
+    types = filter(None, map(_STEP.fullmatch, settings))
+    return next((m[1] for m in types if _class_of(settings[m[0]]) == 'Normalize'), '')
 
 
 def _of_settings(settings: Mapping[str, Any]) -> Preparation:
@@ -93,6 +115,11 @@ def _of_settings(settings: Mapping[str, Any]) -> Preparation:
                 values.setdefault(match[1] or match[2], []).append(value)
     swapped = {name: any(values[name]) for name in _SWAPS if name in values}
     return of_preprocessor(values | swapped)
+
+
+def _class_of(text: Any) -> str:
+    """The name of a class in the settings of a training, where it is quoted, without its scope."""
+    return str(text).strip("'").rpartition('.')[2]
 
 
 def differences(there: Preparation, here: Preparation) -> Iterator[tuple[str, Any, Any]]:

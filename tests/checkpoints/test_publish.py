@@ -55,20 +55,22 @@ def test_the_copy_has_weights_classes_and_its_hash(trained: Path, tmp_path: Path
 
 
 def test_the_copy_says_how_images_are_prepared(trained: Path, tmp_path: Path) -> None:
-    """By the preprocessor; nothing else of the settings."""
-    content = torch.load(trained, weights_only=True)
+    """By the preprocessor, and by a step of the pipeline; nothing else of the settings."""
+    content, step = torch.load(trained, weights_only=True), 'train_dataloader.dataset.pipeline.1.'
     content['meta']['settings'] = {
-        **{f'model.data_preprocessor.mean.{i}': '127.5' for i in range(3)},
-        'train_dataloader.dataset.pipeline.1.type': "'Resize'",
+        **{f'{step}{key}': text for key, text in dict(type="'Normalize'", to_rgb='False').items()},
+        **{f'{step}mean.{i}': '127.5' for i in range(3)},
+        **{f'{step}std.{i}': '51.0' for i in range(3)},
+        'model.data_preprocessor.mean.0': '0.0',
         'model.backbone.data_preprocessors': "'/home/somebody'",
         'optim_wrapper.lr': '0.1',
     }
     torch.save(content, trained)
     path = publish_checkpoint(trained, tmp_path / 'model.pth')
     published = torch.load(path, weights_only=True)
-    assert len(published['meta']['settings']) == 3
+    assert len(published['meta']['settings']) == 9
     assert saved_preparation(published) == saved_preparation(content)
-    assert saved_preparation(published).mean == [0.5] * 3
+    assert saved_preparation(published).step
 
 
 def test_the_copy_of_a_backbone_in_half_precision(trained: Path, tmp_path: Path) -> None:
@@ -145,8 +147,15 @@ def test_mistakes(name: str, options: dict, trained: Path, tmp_path: Path) -> No
         dict(dataset_meta=dict(classes=torch.zeros(3), palette=torch.zeros(3))),
         dict(dataset_meta=[1], settings=[1]),
         dict(settings={'data_preprocessor.mean.0': '-' * 200_000 + '1', 3: 4}),
+        dict(
+            settings={
+                'train_dataloader.dataset.pipeline.1.type': 'Normalize',
+                **{f'train_dataloader.dataset.pipeline.1.mean.{i}': '1' for i in range(3)},
+                **{f'data_preprocessor.std.{i}': '1' for i in range(2)},
+            }
+        ),
     ],
-    ids=['a number', 'a tensor', 'a list', 'deep'],
+    ids=['a number', 'a tensor', 'a list', 'deep', 'other channels'],
 )
 def test_what_a_stranger_says_of_its_classes_and_images(meta: Any) -> None:
     """A checkpoint that says it in another way says nothing."""

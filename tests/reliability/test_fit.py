@@ -15,12 +15,7 @@ from mmengine.model import BaseModel, BaseTTAModel
 from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 
-from mmvttt.checkpoints.preparation import (
-    differences,
-    of_images,
-    of_preprocessor,
-    saved_preparation,
-)
+from mmvttt.checkpoints.preparation import differences, of_preprocessor, saved_preparation
 from mmvttt.errors import CheckpointMismatchError, ResumeError, UsageError
 from mmvttt.openmmlab.data.dataset_config import preparation_of
 from mmvttt.openmmlab.reliability.fit import require_same_classes
@@ -140,16 +135,21 @@ def test_a_file_says_how_its_images_were_prepared(options: dict, named: list) ->
     assert [name for name, *_ in differences(saved, of_preprocessor(options))] == named
 
 
-def test_images_that_a_step_of_the_pipeline_normalizes_are_not_compared() -> None:
-    preprocessor = dict(mean=[1.0], std=[2.0])
-    for kind in ('Normalize', 'mmcv.Normalize'):
-        data = dict(dataset=dict(dataset=dict(pipeline=[dict(type='Resize'), dict(type=kind)])))
-        cfg = Config(dict(train_dataloader=data, data_preprocessor=preprocessor))
-        settings = training_settings(cfg)
-        assert saved_preparation(dict(meta=dict(settings=settings))) is None
-        assert saved_preparation(dict(meta=dict(settings=of_images(settings)))) is None
-        assert preparation_of(cfg, 'train', preprocessor) is None
-        assert preparation_of(cfg, 'test', preprocessor) is preprocessor
+def test_mean_and_deviation_in_a_step_of_the_pipeline() -> None:
+    def cfg(split: str, *pipeline: dict) -> Config:
+        return Config({f'{split}_dataloader': dict(dataset=dict(dataset=dict(pipeline=pipeline)))})
+
+    load, step = dict(type='LoadImageFromFile'), dict(type='Normalize', mean=[1.0, 2, 3], std=[4.0])
+    settings = training_settings(cfg('train', load, step))
+    saved = saved_preparation(dict(meta=dict(settings=settings)))
+    for pipeline, named in (
+        ([load, step], []),
+        ([load, dict(step, to_rgb=False)], ['bgr_to_rgb']),
+        ([load, dict(step, mean=[1.0])], ['mean']),
+        ([load], ['mean', 'std', 'bgr_to_rgb']),
+    ):
+        here = preparation_of(cfg('test', *pipeline), 'test', None)
+        assert [name for name, *_ in differences(saved, of_preprocessor(here))] == named
 
 
 class Wrapper(nn.ModuleDict):

@@ -11,6 +11,7 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.registry import DATASETS, TRANSFORMS
 
+from mmvttt.checkpoints.preparation import both, of_preprocessor
 from mmvttt.openmmlab.registry import resolve_type, type_name
 
 from ..tasks import TASKS, task_of
@@ -162,10 +163,15 @@ def datasets_of(cfg: Mapping | Config) -> list[DatasetConfig]:
 
 
 def preparation_of(cfg: Mapping | Config, split: str, preprocessor: Any) -> Any:
-    """The model's preprocessor, or None if a step of the pipeline normalizes the images."""
+    """The model's preprocessor, or options as of one that also does a pipeline's `Normalize`."""
     pipelines = [d.transforms for d in datasets_of(cfg) if d.split == split and not d.metric]
-    normalized = any(name == 'Normalize' for pipeline in pipelines for name, _ in pipeline)
-    return None if normalized else preprocessor
+    steps = (step for pipeline in pipelines for name, step in pipeline if name == 'Normalize')
+    step = next(steps, None)
+    if step is None:
+        return preprocessor
+    done = both(of_preprocessor({'to_rgb': True, **step}), of_preprocessor(preprocessor or {}))
+    mean, std = ([255 * x for x in values] for values in done[:2])
+    return {'mean': mean, 'std': std, 'to_rgb': done.swapped}
 
 
 def innermost(config: Any, key: str = '', *facts: Any, **flags: Any) -> Iterator[DatasetConfig]:
