@@ -4,7 +4,7 @@ A wrong type is an `OptionTypeError`, a wrong value an `OptionError`: a `TypeErr
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -30,26 +30,25 @@ def check_ints(name: str, values: Any, least: int = 1, most: int | None = None) 
 
 def check_number(name: str, value: Any, above: float = -math.inf) -> None:
     """Checks a finite number above a bound."""
-    allowed = 'finite number' if above == -math.inf else f'number above {above}'
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise OptionTypeError(f'{name}={value!r}: give a {allowed}.')
-    if not above < value < math.inf:
-        raise OptionError(f'{name}={value!r}: give a {allowed}.')
+    allowed = 'a finite number' if above == -math.inf else f'a number above {above}'
+    _check_real(name, value, allowed, lambda x: above < x < math.inf)
 
 
 def check_rate(name: str, value: Any) -> None:
     """Checks a fraction in [0, 1)."""
-    check_part(name, value, 'a rate in [0, 1)')
-    if value == 1:
-        raise OptionError(f'{name}={value!r}: choose a rate in [0, 1).')
+    _check_real(name, value, 'a rate in [0, 1)', lambda x: 0 <= x < 1)
 
 
-def check_part(name: str, value: Any, allowed: str = 'a fraction in [0, 1]') -> None:
+def check_part(name: str, value: Any) -> None:
     """Checks a fraction in [0, 1]."""
+    _check_real(name, value, 'a fraction in [0, 1]', lambda x: 0 <= x <= 1)
+
+
+def _check_real(name: str, value: Any, allowed: str, fits: Callable[[Any], bool]) -> None:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise OptionTypeError(f'{name}={value!r}: choose {allowed}.')
-    if not 0 <= value <= 1:
-        raise OptionError(f'{name}={value!r}: choose {allowed}.')
+        raise OptionTypeError(f'{name}={value!r}: give {allowed}.')
+    if not fits(value):
+        raise OptionError(f'{name}={value!r}: give {allowed}.')
 
 
 def check_device(device: str) -> None:
