@@ -5,12 +5,10 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
-from torch import nn
 
 from mmvttt.arguments import check_config
 from mmvttt.deploy.compile import blocks_of, compile_blocks, compiling
@@ -65,8 +63,7 @@ class CompileHook(Hook):
         self.blocks = blocks
         self.options = dict(options or {})
         self.required = required
-        self._compiled: dict[nn.Module, Any] = {}
-        self._settings = ExitStack()
+        self._settings, self._eager = ExitStack(), ExitStack()
 
     def before_run(self, runner: Runner) -> None:
         """Runs before a training or a test. Compilation itself starts with the first images."""
@@ -97,12 +94,7 @@ class CompileHook(Hook):
 
     def before_val(self, runner: Runner) -> None:
         """Runs the blocks eagerly until `after_val`."""
-        blocks = [m for m in runner.model.modules() if vars(m).get('_compiled_call_impl')]
-        self._compiled = {block: block._compiled_call_impl for block in blocks}
-        for block in blocks:
-            block._compiled_call_impl = None
+        self._eager.enter_context(torch.compiler.set_stance('force_eager'))
 
     def after_val(self, runner: Runner) -> None:
-        for block, compiled in self._compiled.items():
-            block._compiled_call_impl = compiled
-        self._compiled = {}
+        self._eager.close()
