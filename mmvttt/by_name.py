@@ -163,6 +163,9 @@ def find_model(
             timm's registry, in which mmvttt's are. Configs need OpenMMLab.
         options: Dotted keys of the config and their values, or arguments of timm's model.
         weightless: Build it on the meta device if its code allows that.
+
+    Raises:
+        UsageError: The model is unknown, or cannot be built with the options.
     """
     import timm
 
