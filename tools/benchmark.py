@@ -100,13 +100,13 @@ def main() -> None:
         import torch
 
         from mmvttt.analysis.benchmark import (
-            count_gflops,
             has_attention,
             machine,
             measure,
             with_attention,
         )
         from mmvttt.analysis.complexity import computed_peak, plot
+        from mmvttt.analysis.flops import count_cost
         from mmvttt.analysis.tables import write_csv
         from mmvttt.deploy.compile import compile_blocks, compiling
         from mmvttt.deploy.prepare import prepare
@@ -123,7 +123,10 @@ def main() -> None:
             for kind, dtype, (height, width) in product(kinds, args.dtype, sizes):
                 network = with_attention(network, kind) if kind else network
                 shape = (args.batch, channels, height, width)
-                values = {} if way else dict(gflops=count_gflops(network, shape))
+                values = {}
+                if not way:
+                    macs = count_cost(network, (height, width), channels).total_macs
+                    values['gflops'] = round(args.batch * macs / 1e9, 4)
                 if args.computed:
                     values['peak_mib'] = round(computed_peak(network, shape, args.train), 1)
                 else:

@@ -24,7 +24,6 @@ from torch.utils._pytree import tree_leaves
 from ..distributions import is_installed
 from ..version import __version__
 from .fake_run import copy_sharing
-from .flops import count_cost
 
 _MEBI = 2**20
 # Batches before those that count; the first one compiles kernels.
@@ -110,13 +109,6 @@ def _peak_mib(run: Callable[[], None], device: torch.device) -> float:
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == '[memory]']
     held = accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()))
     return max(held, default=0) / _MEBI
-
-
-def count_gflops(network: nn.Module, images: tuple[int, ...]) -> float:
-    """Multiply-accumulates of inference with images of the shape `(B, C, H, W)`, 10⁹."""
-    batch, channels, height, width = images
-    cost = count_cost(network, (height, width), channels)
-    return round(batch * cost.total_macs / 1e9, 4)
 
 
 def has_attention(network: nn.Module) -> bool:

@@ -47,12 +47,7 @@ class FromLibrary(BaseModule):
 
     def __init__(self, *args: Any, init_cfg: Any = None, **options: Any) -> None:
         options = {**dict(zip(config_options(type(self)), args, strict=False)), **options}
-        if 'norm_cfg' in options and 'norm_layer' in config_options(type(self)):
-            if 'norm_layer' in options:
-                raise OptionTypeError(
-                    f'{type(self).__name__} gets norm_cfg and norm_layer, two names of one option: '
-                    'give one of them.'
-                )
+        if 'norm_layer' in {*config_options(type(self))} - {*options} and 'norm_cfg' in options:
             options['norm_layer'] = options.pop('norm_cfg')
         if 'pretrained' in options:
             raise OptionTypeError(
