@@ -5,7 +5,7 @@ that a program that has imported mmengine also gets `mmvttt.openmmlab`.
 """
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .on_demand import OnDemand
 from .version import __version__
@@ -32,16 +32,12 @@ __all__ = [
     'load',
     'plan',
 ]
-_NAMES = OnDemand(
+__getattr__ = OnDemand(
     __name__,
     by_name='finetune load plan',
     models='T5 HViT3 TimmViT ViT3 ViTAdapter Vittt',
     **{'models.generation': 'DiT3', 'models.linearize': 'Linearization linearize'},
-)
-
-
-def __getattr__(name: str) -> Any:
-    return _NAMES.attribute(name)
+).attribute
 
 
 def __dir__() -> list[str]:

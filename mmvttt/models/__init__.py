@@ -1,6 +1,6 @@
 """The library: layers, backbones, the adapter around them, linearizing, generation."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..on_demand import OnDemand
 
@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from .backbones import T5, HViT3, TimmViT, ViT3, Vittt
 
 __all__ = ['T5', 'HViT3', 'TimmViT', 'ViT3', 'ViTAdapter', 'Vittt']
-_NAMES = OnDemand(__name__, adapters='ViTAdapter', backbones='T5 HViT3 TimmViT ViT3 Vittt')
-
-
-def __getattr__(name: str) -> Any:
-    return _NAMES.attribute(name)
+__getattr__ = OnDemand(
+    __name__, adapters='ViTAdapter', backbones='T5 HViT3 TimmViT ViT3 Vittt'
+).attribute

@@ -3,7 +3,7 @@
 Needs the extra `gen` (diffusers), which `DiT3` imports when it is asked for.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmvttt.on_demand import OnDemand
 
@@ -12,8 +12,4 @@ if TYPE_CHECKING:
     from .losses import DDPMLoss, FlowLoss
 
 __all__ = ['DDPMLoss', 'DiT3', 'FlowLoss']
-_NAMES = OnDemand(__name__, dit3='DiT3', losses='DDPMLoss FlowLoss')
-
-
-def __getattr__(name: str) -> Any:
-    return _NAMES.attribute(name)
+__getattr__ = OnDemand(__name__, dit3='DiT3', losses='DDPMLoss FlowLoss').attribute
