@@ -15,10 +15,12 @@ from torch._dynamo.testing import CompileCounter
 
 from mmvttt.deploy.compile import compile_blocks, compiling
 from mmvttt.errors import UsageError
-from mmvttt.models import T5, HViT3, TimmViT, ViT3, ViTAdapter, Vittt
+from mmvttt.models import T5, HViT3, ViT3, ViTAdapter, Vittt
 from mmvttt.openmmlab.apis import train as train_api
 from mmvttt.openmmlab.apis.train import choose_compile
 from mmvttt.openmmlab.engine import CompileHook
+
+from ..configs.reduced import batch_for, build, reduced
 
 PLAIN = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
 STAGES = dict(embed_dims=(32, 32, 64, 64), depths=(2, 2, 2, 2), num_heads=(1, 2, 2, 2))
@@ -28,12 +30,6 @@ MODELS = {
     'vit3': lambda: ViT3(PLAIN, **OPTIONS),
     't5': lambda: T5(PLAIN, **OPTIONS),
     'h_vit3': lambda: HViT3(STAGES, drop_path_rate=0.3),
-    'timm_vit': lambda: TimmViT(
-        'vit_small_patch16_dinov3',
-        linearize={},
-        model_options=dict(embed_dim=32, depth=4, num_heads=2),
-        drop_path_rate=0.3,
-    ),
     'vit_adapter': lambda: ViTAdapter(
         dict(type='mmvttt.Vittt', arch=PLAIN, **OPTIONS),
         conv_inplane=8,
@@ -227,3 +223,38 @@ def test_sizes_and_validations_make_no_graph(options: dict, graphs: int) -> None
     hook.after_val(runner)
     loss(compiled.train(), x)
     assert counter.frame_count == count
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize(
+    'name',
+    [
+        'deit3_s_linear_in1k_30e',
+        't5plus_t_in1k_30e',
+        'hvit3_t_mesa_in1k',
+        'upernet_vittt_t_160k',
+        'upernet_hvit3_t_160k',
+        'upernet_dinov3_s_linear_160k',
+        'upernet_dinov2_b_160k',
+        'mask2former_vittt_s_160k',
+        'mask2former_hvit3_t_1x',
+        'dino_hvit3_t_1x',
+        'maskrcnn_vittt_t_1x',
+    ],
+)
+def test_recipes_compiled_as_they_say_have_the_eager_gradients(name: str) -> None:
+    cfg = reduced(name)
+    model = build(cfg).train()
+    if hasattr(model, 'distilling'):
+        model.distilling = True
+    models = model, copy.deepcopy(model)
+    # Once for both: mixup draws random numbers.
+    batch = model.data_preprocessor(batch_for(cfg), True)
+    hooked(models[1], **cfg.compile_blocks, backend='aot_eager')
+    grads = []
+    for m in models:
+        torch.manual_seed(1)
+        losses = m(**copy.deepcopy(batch), mode='loss')
+        m.parse_losses(losses)[0].backward()
+        grads.append({n: p.grad for n, p in m.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-5)
