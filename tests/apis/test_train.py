@@ -161,8 +161,10 @@ def test_two_trainings_in_threads_build_one_after_the_other(run: Callable) -> No
 
 def test_weights_of_another_model_are_an_error(run: Callable) -> None:
     torch.save({'state_dict': {'encoder.weight': torch.zeros(3)}}, 'other.pth')
-    with pytest.raises(CheckpointMismatchError):
-        run('train', cfg_options={'load_from': 'other.pth'})
+    init = {'model.init_cfg': dict(type='Pretrained', checkpoint='other.pth')}
+    for options, resume in (({'load_from': 'other.pth'}, None), (init, None), (init, 'auto')):
+        with pytest.raises(CheckpointMismatchError):
+            run('train', cfg_options=options, resume=resume)
     with pytest.raises(CheckpointMismatchError):
         run('evaluate', 'other.pth')
     with pytest.raises(UsageError):

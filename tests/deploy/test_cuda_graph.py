@@ -105,10 +105,16 @@ def test_threads_and_copies_of_a_network_with_a_graph() -> None:
 def test_a_prepared_model_is_another_object_with_the_same_outputs() -> None:
     model = nn.ModuleDict({'backbone': nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))}).eval()
     images, backbone = torch.rand(2, 3, 8, 8), model['backbone']
-    output = prepare(backbone, dtype='bfloat16')(images)
-    assert (output.shape, output.dtype) == ((2, 4, 8, 8), torch.float32)
-    assert not torch.equal(output, backbone(images))
-    torch.testing.assert_close(output, backbone(images), rtol=0.02, atol=0.02)
+    half = prepare(backbone, dtype='bfloat16')
+    with torch.autocast('cpu', torch.bfloat16):
+        expected = backbone(images)
+    for one in (half, copy.copy(half), copy.deepcopy(half), pickle.loads(pickle.dumps(half))):
+        assert one(images).dtype == torch.float32
+        assert torch.equal(one(images), expected.float())
+    assert not torch.equal(expected, backbone(images))
+    half = copy.deepcopy(half)
+    half.network[1] = nn.ReLU()
+    assert not torch.equal(half(images), expected.float())
     prepared = prepare(model, 'backbone', 'float16')
     assert model['backbone'] is backbone
     assert {*prepared.parameters()} == {*model.parameters()}

@@ -14,7 +14,7 @@ from mmengine.hub import get_config
 from mmengine.runner import get_priority
 from torch import nn
 
-from mmvttt.errors import CheckpointError, CheckpointMismatchError
+from mmvttt.errors import CheckpointError
 from mmvttt.openmmlab.apis.export import exportable
 from mmvttt.openmmlab.apis.train import summary
 from mmvttt.openmmlab.config import load_config
@@ -78,16 +78,6 @@ def test_missing_weights_stop_a_training_before_it_builds_anything(
         run('train', cfg_options={'load_from': 'a.pth'})
     options = {'load_from': 'a.pth', 'pretrained': False, 'train_cfg.max_epochs': 1}
     assert run('train', cfg_options=options).iter == 4
-
-
-@pytest.mark.parametrize('resume', [None, 'auto'])
-def test_the_checkpoint_of_a_whole_model_is_compared_with_it(
-    run: Callable, resume: str | None
-) -> None:
-    torch.save({'other': torch.ones(3)}, 'other.pth')
-    options = {'model.init_cfg': dict(type='Pretrained', checkpoint='other.pth')}
-    with pytest.raises(CheckpointMismatchError):
-        run('train', cfg_options=options, resume=resume)
 
 
 def fitted(
