@@ -1,8 +1,12 @@
-"""Pickles that call functions, and the bytes that torch saves."""
+"""Pickles that call functions, files with a config of yacs, and the bytes that torch saves."""
 
 import copyreg
 import io
+import sys
+import types
+from pathlib import Path
 
+import pytest
 import torch
 
 
@@ -33,3 +37,15 @@ def saved(content: object) -> bytes:
     buffer = io.BytesIO()
     torch.save(content, buffer)
     return buffer.getvalue()
+
+
+def save_with_yacs(path: Path, patch: pytest.MonkeyPatch, **content: object) -> None:
+    """Saves a content with a config of yacs, which need not be installed."""
+    yacs = types.ModuleType('yacs.config')
+    yacs.CfgNode = type('CfgNode', (dict,), {'__module__': 'yacs.config'})
+    node = yacs.CfgNode(MODEL=yacs.CfgNode(NAME='vit3'), LR=4e-3)
+    node.frozen = True
+    with patch.context() as context:
+        context.setitem(sys.modules, 'yacs', types.ModuleType('yacs'))
+        context.setitem(sys.modules, 'yacs.config', yacs)
+        torch.save(dict(content, config=node), path)

@@ -2,8 +2,6 @@
 
 import argparse
 import pickle
-import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from mmvttt.errors import CheckpointError
 from mmvttt.models.backbones import T5, HViT3, ViT3
 
 from ..models import published
+from .pickles import save_with_yacs
 
 CLASSES = 5
 DIMS, DEPTHS, HEADS = (16, 24, 32, 48), (1, 2, 1, 1), (2, 3, 2, 4)
@@ -147,15 +146,8 @@ def test_names_that_no_rule_knows_stay() -> None:
 def test_a_config_of_yacs_or_argparse_is_read_without_running_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    yacs = types.ModuleType('yacs.config')
-    yacs.CfgNode = type('CfgNode', (dict,), {'__module__': 'yacs.config'})
-    monkeypatch.setitem(sys.modules, 'yacs', types.ModuleType('yacs'))
-    monkeypatch.setitem(sys.modules, 'yacs.config', yacs)
-    node = yacs.CfgNode(MODEL=yacs.CfgNode(NAME='vit3'), LR=4e-3)
-    node.frozen = True
     path = tmp_path / 'training.pth'
-    torch.save({'model': plain(), 'config': node, 'args': argparse.Namespace(lr=1)}, path)
-    monkeypatch.delitem(sys.modules, 'yacs.config')
+    save_with_yacs(path, monkeypatch, model=plain(), args=argparse.Namespace(lr=1))
     assert torch.equal(open_checkpoint(path).weights()['head.fc.bias'], plain()['head.bias'])
     with pytest.raises(CheckpointError):
         open_checkpoint(path).weights(ema=True)

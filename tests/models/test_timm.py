@@ -1,7 +1,5 @@
 """Every model of ours in timm's registry, by the contract that timm's own models are held to."""
 
-import sys
-import types
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +16,7 @@ import mmvttt.models.timm  # noqa: F401 - registers the models
 from mmvttt.errors import CheckpointMismatchError, OptionError
 from mmvttt.models.backbones import HViT3
 
+from ..checkpoints.pickles import save_with_yacs
 from . import published
 from .building import PLAIN, STAGES
 
@@ -218,14 +217,7 @@ def test_published_weights_by_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     weights = published.random_weights(published.hierarchical_shapes(*sizes, classes=1000))
     raw = {name: torch.zeros_like(value) for name, value in weights.items()}
     path = tmp_path / 'hvit3_t_mesa_in1k.pth'
-    yacs = types.ModuleType('yacs.config')
-    yacs.CfgNode = type('CfgNode', (dict,), {'__module__': 'yacs.config'})
-    node = yacs.CfgNode(NAME='h_vit3')
-    node.frozen = True
-    with monkeypatch.context() as context:
-        context.setitem(sys.modules, 'yacs', types.ModuleType('yacs'))
-        context.setitem(sys.modules, 'yacs.config', yacs)
-        torch.save(dict(model=raw, state_dict_ema=weights, config=node), path)
+    save_with_yacs(path, monkeypatch, model=raw, state_dict_ema=weights)
     monkeypatch.setenv('MMVTTT_WEIGHTS', str(tmp_path))
     overlay = dict(file=str(path))
     models = [

@@ -26,7 +26,7 @@ def resized(source: Vittt, grid: tuple[int, int]) -> Tensor:
 
 
 @pytest.mark.parametrize('size', [(128, 256), (96, 96)])
-@pytest.mark.parametrize('way', ['torch', 'mmengine', 'Pretrained', 'DDP', 'published', 'by hand'])
+@pytest.mark.parametrize('way', ['torch', 'mmengine', 'Pretrained', 'DDP', 'published'])
 def test_a_square_is_resized(size: tuple[int, int], way: str, tmp_path: Path) -> None:
     source, file = vittt(SQUARE), tmp_path / 'a.pth'
     whole, target = nn.ModuleDict({'backbone': source}), vittt(size)
@@ -36,10 +36,6 @@ def test_a_square_is_resized(size: tuple[int, int], way: str, tmp_path: Path) ->
         nn.ModuleDict({'backbone': target}).load_state_dict(torch.load(file)['state_dict'])
     elif way == 'mmengine':
         load_checkpoint(nn.ModuleDict({'backbone': target}), str(file), strict=True)
-    elif way == 'by hand':
-        state = source.state_dict()
-        target.adapt_weights(state)
-        target.load_state_dict(state)
     else:
         if way == 'published':
             file = publish_checkpoint(file, tmp_path / 'b.pth')
