@@ -76,7 +76,6 @@ NO_MASKS = every(lambda a: a.update(segmentation=[]))
 NAMED = rf': (annotation|id) {WHICH + 1}(\W|$)'
 NOT_AROUND = 'not around their mask'
 TWO, FEW, MANY = dict(num_classes=2), dict(num_classes=1), dict(num_classes=80)
-COCO_METRIC = dict(val_evaluator=dict(type='mmdet.CocoMetric'))
 
 
 def corners(x: float, y: float, w: float, h: float) -> list[float]:
