@@ -41,7 +41,7 @@ def test_no_folder_of_tests_is_left_out(pytestconfig: pytest.Config) -> None:
 
 def test_every_test_for_a_gpu_is_run_by_make_gpu() -> None:
     files = [path for part in GPU_CHECK.TESTS for path in GPU_CHECK.files(part)]
-    assert len(files) >= 5
+    assert len(files) >= 4
     assert sorted(files) == FOR_A_GPU
 
 

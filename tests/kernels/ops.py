@@ -332,7 +332,13 @@ DEFORM_ATTN = Op(
         pyramid(((1, 1),), queries=63, dim=24),
         pyramid(((31, 33), (16, 17)), queries=63, dim=64),
         pyramid(((9, 9),), queries=63, dim=128),
+        # The adapter's extractors and injectors.
+        pyramid(((50, 84),), queries=22_050, dim=32, inside=True),
+        pyramid(((100, 168), (50, 84), (25, 42)), queries=4200, dim=32, inside=True),
     ),
+    # Half types: one rounding of each result. In fp32 positions of up to 168 pixels are rounded as
+    # product and less half a pixel, and sums round like 128 terms of one sign.
+    kernel_tolerance={FP64: 1e-12, FP32: 4e-5, FP16: 2e-3, BF16: 1e-2},
     refused={
         'd is 130': pyramid(((2, 2),), queries=3, dim=130),
         'there are no queries': pyramid(((2, 2),), queries=0),

@@ -8,8 +8,13 @@ NAMES = ('value', 'sampling_locations', 'attention_weights')
 PYRAMID = ((5, 7), (1, 1), (3, 1), (1, 4))
 
 
-def make(shapes=PYRAMID, queries=9, batch=2, heads=3, dim=5, points=4, dtype=torch.float64):
-    """Inputs by name; a third of the points lies outside the image, some far away."""
+def make(
+    shapes=PYRAMID, queries=9, batch=2, heads=3, dim=5, points=4, dtype=torch.float64, inside=False
+):
+    """Inputs by name; a third of the points lies outside the image, some far away.
+
+    inside: Of their cells, so that fp32 does not round points to the other side of a border.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def rand(*shape):
@@ -18,6 +23,9 @@ def make(shapes=PYRAMID, queries=9, batch=2, heads=3, dim=5, points=4, dtype=tor
     pixels, levels = sum(h * w for h, w in shapes), len(shapes)
     locations = 1.5 * rand(batch, queries, heads, levels, points, 2) - 0.25
     locations[:, :1] *= 40
+    if inside:
+        sizes = torch.tensor(shapes).flip(-1)[:, None]
+        locations = ((locations * sizes).floor() + 0.125) / sizes
     values = (
         2 * rand(batch, pixels, heads, dim) - 1,
         locations,

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
+import sampling
 import torch
 from kernel_testing import assert_same, error, with_gradients
 from op_row import BF16, FP16, FP32, Case
@@ -141,6 +142,22 @@ def test_the_state_walks_back_over_a_long_sequence(segment, cut):
     exact = {n: x.double() for n, x in inputs.items()}
     expected = with_gradients(on_gpu(TTT_LINEAR, backend='reference'), exact)
     assert_same(with_gradients(on_gpu(TTT_LINEAR), inputs), expected, 5e-2)
+
+
+def test_sizes_of_levels_on_the_gpu_are_those_in_numbers():
+    op, shapes = OPS['deform_attn'], sampling.PYRAMID
+    inputs = op.make(HW, shapes, dtype=FP32, device='cuda')
+    sizes = torch.tensor(shapes, device='cuda')
+    grad = torch.ones_like(op.call(inputs, HW, shapes=shapes, backend='triton'))
+    results = []
+    torch.cuda.set_sync_debug_mode('error')
+    try:
+        for given in (shapes, sizes):
+            options = {'shapes': given, 'backend': 'triton'}
+            results.append(with_gradients(op.call, inputs, HW, grad=grad, **options))
+    finally:
+        torch.cuda.set_sync_debug_mode('default')
+    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 def test_memory_is_linear_in_the_tokens():
