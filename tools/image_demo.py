@@ -61,10 +61,12 @@ def main() -> None:
     if not images:
         parser.error('give images after the checkpoint')
     with cli.plain_errors():
+        from mmvttt.arguments import check_part
         from mmvttt.by_name import resolve
         from mmvttt.errors import UsageError
 
         # Before the imports that take seconds.
+        check_part('--score-thr', args.score_thr)
         if args.save and not args.save.endswith(('.csv', '.json')):
             raise UsageError(f'--save {args.save!r}: give a file that ends in .csv or .json')
         name, checkpoint = resolve(args.config, checkpoint)
@@ -72,10 +74,12 @@ def main() -> None:
 
         # Before a download: the config's toolbox may not be installed.
         config = load_config(name, cfg_options=args.cfg_options, needed=('model',))
+        from mmvttt.checkpoints.sources import find_source
         from mmvttt.openmmlab.apis import predict
         from mmvttt.openmmlab.apis.predictor import open_model
 
         pairs = predict.drawings(predict.find_images(images), args.out)
+        find_source(checkpoint)
         device = 'cpu' if args.file else args.device or cli.default_device()
         predictor = open_model(config, checkpoint, device, args.amp, args.file)
         options = args.score_thr, args.save, args.tiles, args.batch
