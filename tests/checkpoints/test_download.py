@@ -243,16 +243,16 @@ def test_damage_is_seen_at_each_load(share: Share, tmp_path: Path) -> None:
 def test_a_full_disk_and_a_cache_for_reading(
     share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.replace
+    real = os.fsync
     for number in (28, 30):
 
-        def fails(*_: Path, number: int = number) -> None:
+        def fails(_: int, number: int = number) -> None:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(os, 'replace', fails)
+        monkeypatch.setattr(os, 'fsync', fails)
         with pytest.raises(CheckpointError):
             read_content(f'mmvttt://{NAME}')
-    monkeypatch.setattr(os, 'replace', real)
+    monkeypatch.setattr(os, 'fsync', real)
     read_content(f'mmvttt://{NAME}')
     # What is there is read without a lock, and without writing.
     monkeypatch.setattr(download, 'locked', None)
