@@ -29,7 +29,7 @@ from urllib.request import Request, urlopen
 from tqdm import tqdm
 
 from ..errors import CheckpointError
-from .atomic_write import NOFOLLOW, PARTIAL
+from .atomic_write import NOFOLLOW, PARTIAL, write_whole
 from .locks import locked
 
 _log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def download(
     problem: Callable[[Path], str | None] = lambda path: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Downloads a file.
+    """Downloads a file to `path`, beside which its digest is kept.
 
     A bar on stderr shows the progress. Other processes wait, and find the file. Its digest is
     compared with the first digits in its name, if it has any.
@@ -117,15 +117,18 @@ def download(
             return
         _log.info('downloading %s to %s', address, path)
         partial = _transferred(url, path, say)
+        digest = file_digest(partial)
         fault = problem(partial)
-        if expected := other_digest(partial, path.name):
-            fault = f'is not the file that it should be: its digest is not {expected}'
+        if not digest.startswith(expected := named_digest(path.name)):
+            fault = f'is not the file that it should be: its digest is {digest}, not {expected}'
         if fault:
             partial.unlink()
             raise CheckpointError(
                 f'{address!r} {fault}, and was not kept: give the address of the file itself, '
                 f'or download it in a browser and put it there as {os.fspath(path)!r}'
             )
+        changed = partial.stat().st_mtime_ns
+        write_whole(_record(path), f'{digest}  {path.name}\n{changed}\n'.encode())
         os.replace(partial, path)
         # Parts of files from other addresses, or of other versions.
         for part in path.parent.glob(f'.{glob.escape(path.name)}.*{PARTIAL}'):
@@ -147,19 +150,39 @@ def download(
             lock.release()
 
 
-def other_digest(path: Path, name: str) -> str:
-    """The digest in a name, if the file has another SHA-256; else ''."""
-    if expected := named_digest(name):
-        with open(path, 'rb') as file:
-            if not hashlib.file_digest(file, 'sha256').hexdigest().startswith(expected):
-                return expected
-    return ''
+def is_damaged(path: Path) -> str:
+    """The digest that a file should have, if it has another one; else ''.
+
+    A file that was written since its download, and that has no digest in its name, is somebody's
+    own: this is logged, and its record goes.
+    """
+    record, expected = _record(path), named_digest(path.name)
+    lines = record.read_text(errors='replace').split('\n') if record.is_file() else []
+    if not (expected := expected or ''.join(lines[:1])[:64]):
+        return ''
+    if file_digest(path).startswith(expected):
+        return ''
+    if not named_digest(path.name) and lines[1:2] != [str(path.stat().st_mtime_ns)]:
+        _log.warning('%s is not the file that was downloaded: it is taken as it is', path)
+        record.unlink()
+        return ''
+    return expected
 
 
 def named_digest(name: str) -> str:
     """The digest in a file's name, by torch's convention. Eight decimals are a date or a run."""
     match = _NAMED.search(name)
     return match[1] if match and not re.fullmatch(r'\d{8}', match[1]) else ''
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with open(path, 'rb') as file:
+        return hashlib.file_digest(file, 'sha256').hexdigest()
+
+
+def _record(path: Path) -> Path:
+    return path.with_name(f'.{path.name}.sha256')
 
 
 def _transferred(url: str, path: Path, say: Callable[[str], None]) -> Path:

@@ -16,7 +16,7 @@ from urllib.parse import urlparse
 
 from ..errors import CheckpointError, CheckpointMissingError, first_line
 from ..text import one_line
-from .download import cache, download, other_digest, without_secrets
+from .download import cache, download, is_damaged, without_secrets
 from .file_kind import problem
 from .preparation import Preparation
 from .published import SCHEME, name_at, published, published_file
@@ -90,7 +90,7 @@ class Source:
         return None
 
     def intact(self) -> Source:
-        """Returns itself, each file compared with the digest in its name.
+        """Returns itself, each file compared with the digest of its download or in its name.
 
         Raises:
             CheckpointError: A file has changed, or cannot be read.
@@ -101,7 +101,7 @@ class Source:
                 # A pipe would block.
                 raise CheckpointError(f'{source!r} is not a regular file')
             try:
-                expected = other_digest(path, path.name)
+                expected = is_damaged(path)
                 open(path, 'rb').close()
             except OSError as error:
                 raise CheckpointError(f'{source!r} cannot be read: {error.strerror}') from error

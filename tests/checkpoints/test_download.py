@@ -56,7 +56,7 @@ def test_a_published_file_is_downloaded_once(
     assert [line.partition(' MB')[0] for line in lines] == [f'{len(SMALL) / 1e6:.3g}', lines[1]]
     assert 'minutes' in lines[1]
     assert [path for path, _ in share.requests] == [f'/f/{NAME}.pth', f'/files/{NAME}.pth']
-    assert files(tmp_path) == [f'{NAME}.pth']
+    assert files(tmp_path) == [f'.{NAME}.pth.sha256', f'{NAME}.pth']
 
 
 @pytest.mark.parametrize('seafile', [False, True])
@@ -73,7 +73,7 @@ def test_a_transfer_goes_on_where_it_broke(share: Share, tmp_path: Path, seafile
     assert ranges[:4] == [f'bytes={n}-' for n in (10_000, 20_000, 25_000, 30_000)]
     assert ranges[-1] == 'bytes=30000-'
     # The part is gone.
-    assert files(tmp_path) == ['a.pth']
+    assert files(tmp_path) == ['.a.pth.sha256', 'a.pth']
 
 
 @pytest.mark.parametrize('fault', ['shifted', 'without_length', 'busy'])
@@ -93,7 +93,7 @@ def test_faults_of_servers(share: Share, tmp_path: Path, fault: str) -> None:
             read_content(url)
         assert files(tmp_path) == []
     assert len(read_content(url)['a']) == 5000
-    assert files(tmp_path) == ['a.pth']
+    assert files(tmp_path) == ['.a.pth.sha256', 'a.pth']
 
 
 def test_a_stop_keeps_what_has_come(tmp_path: Path) -> None:
@@ -210,11 +210,20 @@ def test_what_is_not_the_file_is_said(share: Share, tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
-def test_a_network_that_is_not_to_be_asked(share: Share, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_users_own_is_taken(
+    share: Share, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was put in the place of a download, and a network that is not to be asked."""
+    read_content(f'mmvttt://{NAME}')
+    published_file(NAME).write_bytes(saved({'a': torch.arange(7)}))
+    for _ in range(2):
+        assert len(read_content(f'mmvttt://{NAME}')['a']) == 7
+    assert caplog.text.count('is not the file that was downloaded') == 1
     monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+    requests = len(share.requests)
     with pytest.raises(CheckpointError, match='HF_HUB_OFFLINE'):
         read_content(f'{share.address}/files/a.pth')
-    assert not share.requests
+    assert len(share.requests) == requests
 
 
 @pytest.mark.parametrize('character', ['/', '?', '#'])
@@ -226,16 +235,20 @@ def test_a_password_that_ends_the_host_is_not_shown(character: str) -> None:
     assert 'ret' not in str(caught.value)
 
 
-def test_damage_is_seen_at_each_load(share: Share, tmp_path: Path) -> None:
-    """Of what was downloaded, and of a file whose name has a digest, such as the shipped ones."""
+def test_the_digest_is_compared_at_each_load(share: Share, tmp_path: Path) -> None:
+    """Of what was downloaded, and of a file whose name has one, such as the shipped ones."""
     read_content(f'mmvttt://{NAME}')
     shipped = published_file('cifar10_vittt_nano')
     copy = tmp_path / shipped.name
     for path, original in ((published_file(NAME), SMALL), (copy, shipped.read_bytes())):
-        path.write_bytes(original)
+        if not path.exists():
+            path.write_bytes(original)
+        written = path.stat().st_mtime_ns
         read_content(path)
         for at in range(len(original) // 10, len(original), len(original) // 5):
             path.write_bytes(original[:at] + bytes([original[at] ^ 1]) + original[at + 1 :])
+            # As a disk damages a file, which nobody has written.
+            os.utime(path, ns=(written, written))
             with pytest.raises(CheckpointError):
                 read_content(path)
 
