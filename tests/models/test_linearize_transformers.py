@@ -369,15 +369,17 @@ def loaded_without_mmvttt(source: type, folder: Path, **options: Any) -> Any:
 
 
 def test_another_attention_is_asked_for(tmp_path: Path) -> None:
-    """By our classes, and by transformers' with its list of unread weights."""
+    """By our classes with a warning, and by transformers' with its list of unread weights."""
     model, x = build('DepthAnything'), image(48, 64)
     expected = model(x).predicted_depth
     model.save_pretrained(tmp_path)
     auto = T.AutoModelForDepthEstimation
     for load in (partial(transformers.from_pretrained, auto), type(model).from_pretrained):
-        again = load(tmp_path, attn_implementation='eager')
+        with pytest.warns(UserWarning, match='only its other attentions'):
+            again = load(tmp_path, attn_implementation='eager')
         assert torch.equal(again.eval()(x).predicted_depth, expected)
-    again.set_attn_implementation('eager')
+    with pytest.warns(UserWarning, match='only its other attentions'):
+        again.set_attn_implementation('eager')
     assert torch.equal(again(x).predicted_depth, expected)
     options = dict(attn_implementation='eager', output_loading_info=True)
     _, report = auto.from_pretrained(tmp_path, **options)
@@ -439,7 +441,8 @@ def test_what_a_linearized_attention_does_not_have() -> None:
         eager(x)
     # Masks are Boolean, then added to scores.
     for kind in ('sdpa', 'eager'):
-        model.set_attn_implementation(kind)
+        with pytest.warns(UserWarning, match='only its other attentions'):
+            model.set_attn_implementation(kind)
         assert model.config._attn_implementation == kind
         with pytest.raises(OptionError, match='mask'):
             model(x, attention_mask=tokens.tril())

@@ -6,6 +6,7 @@ Since version 5 an attention calls the function that its config names. A lineari
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -236,6 +237,18 @@ class _Linear(Linearized, PreTrainedModel):
         """Tokens in front of the map."""
         return next(m.layout.prefix for m in self.modules() if isinstance(m, TTT))
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """The saved model; with `attn_implementation`, see `set_attn_implementation`."""
+        if kwargs.get('attn_implementation') is not None:
+            _warn_of_others(cls)
+        return super().from_pretrained(*args, **kwargs)
+
+    def set_attn_implementation(self, *args: Any, **kwargs: Any) -> None:
+        """Sets the function of the attentions that are not linearized, with a warning."""
+        super().set_attn_implementation(*args, **kwargs)
+        _warn_of_others(type(self))
+
     def _set_gradient_checkpointing(
         self,
         enable: bool = True,
@@ -253,6 +266,14 @@ class _Linear(Linearized, PreTrainedModel):
             new = Replacement(heads * dims, heads, module, **vars(module.options)).state_dict()
             for name, parameter in module.named_parameters():
                 copy_(parameter, new[name])
+
+
+def _warn_of_others(kind: type[Any]) -> None:
+    warnings.warn(
+        f'{kind.__name__} is linearized: attn_implementation changes only its other attentions. '
+        'For softmax attention load the source.',
+        stacklevel=3,
+    )
 
 
 def _configs(config: Any) -> Iterator[Any]:
