@@ -114,6 +114,10 @@ def test_a_larger_figure_is_worse():
         'x: registers 128 → 130'
     ]
     assert compile_kernels.worse(old, old) == []
+    # Another assembler orders instructions in another way.
+    old = {'x': {'instructions': 100, 'barriers': 2}}
+    assert compile_kernels.worse({'x': {'instructions': 105, 'barriers': 2}}, old) == []
+    assert len(compile_kernels.worse({'x': {'instructions': 106, 'barriers': 3}}, old)) == 2
 
 
 def test_an_unknown_triton_has_the_newest_row(monkeypatch):
@@ -121,3 +125,11 @@ def test_an_unknown_triton_has_the_newest_row(monkeypatch):
     monkeypatch.setattr(compile_kernels, 'tables', lambda: rows)
     for version, expected in (('3.9.0', '3.9.0'), ('3.8.1', '3.10.0'), ('4.0', '3.10.0')):
         assert table_of(version) is rows[expected]
+
+
+def test_the_loop_that_is_counted():
+    code = ['MOV R1, R2', 'BAR.SYNC 0x0', 'FADD R1, R2, R3', '@P0 BRA 0x0010', 'IADD R1, R1, 1']
+    code += ['@!P1 BRA 0x0000', 'EXIT', 'BRA 0x0070']
+    lines = [f'        /*{16 * i:04x}*/    {x} ;' for i, x in enumerate(code)]
+    # From the barrier to the first branch; around it is another loop, at the end one of itself.
+    assert compile_kernels.innermost_loop('\n'.join(lines)) == (3, 1)
