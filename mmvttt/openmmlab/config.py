@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from mmengine.config import Config
 from mmengine.config.utils import ConfigParsingError
@@ -25,6 +26,7 @@ from ..errors import UsageError, suggest
 
 # Scopes of toolboxes.
 _TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain')
+_WEIGHTS = '.pth', '.pt', '.bin', '.ckpt', '.safetensors'
 # Keys that mmengine, tools of the toolboxes and mmvttt read besides the parameters of a Runner.
 _READ = (
     'compile', 'compile_blocks', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg',
@@ -122,11 +124,24 @@ def _fetch_private(cfg: Any) -> None:
     for key, value in cfg.items() if isinstance(cfg, dict | Config) else enumerate(cfg):
         if isinstance(value, dict | list):
             _fetch_private(value)
-        elif key in ('checkpoint', 'load_from', 'resume') and '://' in str(value):
+        elif isinstance(value, str) and '://' in value and _may_be_weights(key, value):
             # Not imported with this module, which mmengine imports.
             from ..checkpoints.sources import without_password
 
             cfg[key] = without_password(value)
+
+
+def _may_be_weights(key: Any, value: str) -> bool:
+    """Whether a URL is one of weights. Warns of a password in another one."""
+    from ..checkpoints.download import without_secrets
+
+    if key in ('checkpoint', 'load_from', 'resume') or urlsplit(value).path.endswith(_WEIGHTS):
+        return True
+    public = without_secrets(value)
+    if '@' in value and value.rpartition('?')[0] != public.rpartition('?')[0]:
+        text = f'{key} is a URL with a password, {public!r}, which the log will have'
+        print_log(text, 'current', logging.WARNING)
+    return False
 
 
 def _check_keys(cfg: Config, options: Iterable[str]) -> None:
