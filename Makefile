@@ -39,7 +39,7 @@ help:
 	@echo "make docs    guide and API reference in build/site; a warning is an error"
 	@echo "make dist    wheel and sdist in dist/ [REPOSITORY=address of the sources, for the links of its page]"
 	@echo "make try-dist   both of them in fresh environments, with README's commands of the library"
-	@echo "make gpu     on a machine with a CUDA GPU: whole models and ops against the CPU, then times [OUT=folder] [PART=models|ops|times]"
+	@echo "make gpu     on a machine with a CUDA GPU: whole models and ops against the CPU, then times [OUT=folder] [PART=models|ops|times|sanitizer]"
 	@echo "make lint    check format, style and types;  make format    put them right"
 
 setup: $(VENV)/.installed

@@ -1,9 +1,9 @@
 """`make gpu`: whole models and ops on this machine's GPU against the CPU, then their times.
 
-    python tools/dev/gpu_check.py --out DIR [--part models|ops|times]
+    python tools/dev/gpu_check.py --out DIR [--part models|ops|times|sanitizer]
 
-Without --part these are all, in less than ten minutes. Whole models come first: outputs and
-gradients, then the tests of the ops, then wall, GPU and host time.
+Without --part these are all but the sanitizer, in less than ten minutes. Whole models come first:
+outputs and gradients, then the tests of the ops, then wall, GPU and host time.
 Results are in DIR as soon as a step ends: `gpu_check.log`, and tables that name the GPU and the
 versions. A step that runs out of time is interrupted and reports what it has.
 
@@ -14,6 +14,7 @@ installed: it and `ttt_kernels` are imported from this repository.
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -66,14 +67,20 @@ class Check:
             self.log.write(line + '\n')
             self.log.flush()
 
-    def run(self, title: str, commands: Sequence[Sequence[str]], seconds: float) -> None:
+    def run(
+        self,
+        title: str,
+        commands: Sequence[Sequence[str]],
+        seconds: float,
+        under: Sequence[str] = (),
+    ) -> None:
         """Runs Python with each of the commands side by side."""
         self.say(f'== {title}')
         start = time.monotonic()
         limit = ('timeout', '--foreground', '--signal=INT', f'--kill-after={GRACE}', f'{seconds}')
         processes = [
             subprocess.Popen(
-                [*limit, sys.executable, *command],
+                [*limit, *under, sys.executable, *command],
                 cwd=ROOT,
                 env=self.env,
                 stdout=subprocess.PIPE,
@@ -115,6 +122,20 @@ class Check:
         shares = share(names)
         title = f'{part}: {len(names)} tests in {len(shares)} processes'
         self.run(title, [(*PYTEST, *names) for names in shares], seconds)
+
+    def sanitizer(self) -> None:
+        """The backward passes of ttt_glu and ttt_mlp, which ptxas 12.8 is known to miscompile."""
+        program = shutil.which('compute-sanitizer')
+        if program is None:
+            self.say('== compute-sanitizer: not on the PATH (it is in the CUDA toolkit)')
+            return
+        under = (program, '--tool', 'memcheck', '--error-exitcode', '1')
+        which = 'agree_with_fp64 and (ttt_glu or ttt_mlp) and bfloat16'
+        # In torch's cached blocks an access behind a tensor is legal.
+        self.env['PYTORCH_NO_CUDA_MEMORY_CACHING'] = '1'
+        command = (*PYTEST, 'tests/kernels/test_ops_gpu.py', '-k', which)
+        self.run('compute-sanitizer', [command], 290, under)
+        del self.env['PYTORCH_NO_CUDA_MEMORY_CACHING']
 
     def times(self) -> None:
         """Wall and GPU time of inference and of training steps, and the host's time."""
@@ -165,7 +186,7 @@ def environment(folder: Path) -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--out', type=Path, default=ROOT / 'work_dirs' / 'gpu_check')
-    parser.add_argument('--part', choices=(*TESTS, 'times'), help='only this part')
+    parser.add_argument('--part', choices=(*TESTS, 'times', 'sanitizer'), help='only this part')
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print(
@@ -184,6 +205,8 @@ def main() -> int:
                 check.tests(part)
         if args.part in (None, 'times'):
             check.times()
+        if args.part == 'sanitizer':
+            check.sanitizer()
         check.say(f'== failed: {", ".join(check.failed) or "nothing"}')
     return int(bool(check.failed))
 
