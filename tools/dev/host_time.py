@@ -1,20 +1,25 @@
 """Host time of the ops and of training steps, beside torch's layer_norm, DeiT-S and Swin-T of timm.
 
-    python tools/dev/host_time.py [--out FILE] [--only ops|steps|compiled] [--size 128x224x224]
+    python tools/dev/host_time.py [--out FILE] [--only ops|launches|steps|compiled]
 
-On a GPU: the host's time of the ops, on tiny tensors, and wall, GPU and host time of training
-steps; with `--only compiled` of steps whose blocks, or models, are compiled as in the recipes.
-Without a GPU: the ops only. Their tensors are in host memory, their kernels are not launched, and
-times are processor time of one thread.
+Without a GPU the tensors are tiny, launches do nothing, and times are processor time of one thread.
+`launches` has the ops with all of a launch but the driver's part. Triton compiles them first.
+Convolutions, which oneDNN computes for longer than a GPU is launched, allocate their results only.
+Everything else runs on the CPU, inductor's kernels in `compiled` included: steps whose blocks, or
+whose models, are compiled as in the recipes.
+
+On a GPU nothing is replaced: wall, GPU and host time of the same ops and steps, at --size.
 """
 
 import argparse
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import compile_kernels
 import timm
 import torch
 from torch import Tensor, nn
@@ -36,45 +41,64 @@ from ttt_kernels import (
 )
 
 Row = dict[str, Any]
-ROUNDS = 20
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
-# timm's name → the one that it is compared with.
-MODELS = {
-    'deit_small_patch16_224': 'deit_small_patch16_224',
-    'vittt_small_patch16_224': 'deit_small_patch16_224',
-    'vit3_small_patch16_224': 'deit_small_patch16_224',
-    't5_small_patch16_224': 'deit_small_patch16_224',
-    'swin_tiny_patch4_window7_224': 'swin_tiny_patch4_window7_224',
-    'h_vit3_tiny': 'swin_tiny_patch4_window7_224',
+PLAIN = dict(embed_dims=64, num_layers=12, num_heads=2, feedforward_channels=128)
+STAGES = dict(embed_dims=(32, 64, 96, 128), depths=(1, 3, 9, 4), num_heads=(1, 2, 3, 4))
+DEIT = dict(embed_dim=64, depth=12, num_heads=2, img_size=64)
+SWIN = dict(embed_dim=32, num_heads=(1, 2, 4, 8), img_size=64, window_size=2)
+# Name → timm's name, options that make it narrow, and what it is compared with.
+MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
+    'DeiT-S': ('deit_small_patch16_224', DEIT, 'DeiT-S'),
+    'Vittt-S': ('vittt_small_patch16_224', dict(arch=PLAIN), 'DeiT-S'),
+    'ViT3-S': ('vit3_small_patch16_224', dict(arch=PLAIN), 'DeiT-S'),
+    'T5-S': ('t5_small_patch16_224', dict(arch=PLAIN), 'DeiT-S'),
+    'Swin-T': ('swin_tiny_patch4_window7_224', SWIN, 'Swin-T'),
+    'H-ViT3-T': ('h_vit3_tiny', dict(arch=STAGES), 'Swin-T'),
 }
 
 
-def pretend_a_gpu() -> None:
+def pretend_a_gpu(launches: bool = False) -> None:
     """Takes the Triton kernels for tensors in host memory, without launching them."""
-    _launch.Launch.__call__ = lambda self, **_: None
+
+    def convolution(x, weight, bias, stride, padding, *options):
+        sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
+        sides = [(size + 2 * pad - kernel) // step + 1 for size, kernel, step, pad in sizes]
+        out = x.new_zeros((x.shape[0], weight.shape[0], *sides))
+        return out.contiguous(memory_format=torch.channels_last)
+
+    def convolution_backward(grad, x, weight, biases, *options):
+        dx = torch.zeros_like(x, memory_format=torch.channels_last)
+        zeros = dx, torch.zeros_like(weight), grad.new_zeros(weight.shape[0])
+        return tuple(y if need else None for y, need in zip(zeros, options[-1], strict=True))
+
+    if not launches:
+        _launch.Launch.__call__ = lambda self, **_: None
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     _backend._unreachable = lambda *_: None
     os.environ[_backend.VARIABLE] = 'triton'
+    torch.library.impl('aten::convolution', 'CPU', convolution)
+    torch.library.impl('aten::convolution_backward', 'CPU', convolution_backward)
     torch.set_num_threads(1)
 
 
-def host_times(calls: dict[Any, Callable[[], Any]], number: int) -> dict[Any, float]:
-    """Least time of a call in `ROUNDS` rounds over all, in µs, a mean of `number` in a row.
+def host_times(calls: dict[Any, Callable[[], Any]], seconds: float) -> dict[Any, float]:
+    """Least time of each call in several rounds over all, in µs.
 
     Time of the processor, or on a GPU the time until the call returns.
     """
     clock = time.perf_counter if DEVICE.type == 'cuda' else time.process_time
-    timers = {
-        name: Timer('call()', globals={'call': call}, timer=clock) for name, call in calls.items()
-    }
+    timers = {n: Timer('call()', globals={'call': call}, timer=clock) for n, call in calls.items()}
+    for timer in timers.values():
+        timer.timeit(1)
+    numbers = {n: max(1, int(0.02 / max(timer.timeit(1).mean, 1e-6))) for n, timer in timers.items()}
     times: dict[Any, list[float]] = {name: [] for name in calls}
-    # The first round compiles.
-    for _ in range(1 + ROUNDS):
+    end = time.perf_counter() + seconds * len(calls)
+    while not all(times.values()) or time.perf_counter() < end:
         for name, timer in timers.items():
             if DEVICE.type == 'cuda':
                 torch.cuda.synchronize()
-            times[name].append(timer.timeit(number).mean * 1e6)
-    return {name: min(values[1:]) for name, values in times.items()}
+            times[name].append(timer.timeit(numbers[name]).mean * 1e6)
+    return {name: min(values) for name, values in times.items()}
 
 
 def op_calls() -> dict[str, tuple[Callable[..., Tensor], list[Tensor]]]:
@@ -111,7 +135,7 @@ def backward(call: Callable[..., Tensor], tensors: list[Tensor]) -> None:
     torch.autograd.grad(out, tensors, torch.ones_like(out))
 
 
-def time_ops() -> Iterator[Row]:
+def time_ops(seconds: float) -> Iterator[Row]:
     """Every op without a graph, with one, and forward and backward."""
     runs = {}
     for name, (call, tensors) in op_calls().items():
@@ -119,15 +143,25 @@ def time_ops() -> Iterator[Row]:
         runs[name, 'no graph'] = torch.no_grad()(run)
         runs[name, 'graph'] = run
         runs[name, 'forward + backward'] = partial(backward, call, tensors)
-    times = host_times(runs, 100)
+    times = host_times(runs, seconds)
     for (name, way), value in times.items():
         yield dict(what=name, way=way, host_us=value, ratio=value / times['layer_norm', way])
 
 
+def time_launches(seconds: float) -> Iterator[Row]:
+    """`time_ops` with the launches that a driver would receive."""
+    with nullcontext() if DEVICE.type == 'cuda' else compile_kernels.compiled_for(90):
+        for row in time_ops(seconds):
+            yield row | {'way': f'{row["way"]}, launches'}
+
+
 def training_step(name: str, size: list[int], compiled: str) -> Callable[[], None]:
     """Forward under bf16 autocast, backward, and gradients to None, without an optimizer."""
+    model, options, _ = MODELS[name]
     batch, *sides = size
-    net = timm.create_model(name, num_classes=10, img_size=sides).to(DEVICE).train()
+    if DEVICE.type == 'cuda':
+        options = dict(img_size=sides)
+    net = timm.create_model(model, num_classes=10, **options).to(DEVICE).train()
     if compiled:
         compile_blocks(net, dynamic=False, whole=compiled == 'model')
     x = torch.randn(batch, 3, *sides, device=DEVICE)
@@ -141,46 +175,47 @@ def training_step(name: str, size: list[int], compiled: str) -> Callable[[], Non
     return step
 
 
-def time_steps(size: list[int], ways: tuple[str, ...]) -> Iterator[Row]:
-    """A training step of every model, by way of compilation; '' is eager."""
-    eager = MODELS if not ways else {*MODELS.values()}
-    steps = {(name, ''): training_step(name, size, '') for name in eager}
-    steps |= {(name, way): training_step(name, size, way) for way in ways for name in MODELS}
-    hosts = host_times(steps, 1)
+def time_steps(seconds: float, size: list[int], ways: tuple[str, ...]) -> Iterator[Row]:
+    """A training step of every model. tests/models/test_calls.py counts its calls of torch."""
+    steps = {
+        (name, way): training_step(name, size, way)
+        for way in ('', *ways)
+        for name in MODELS
+        if way or not ways or name == MODELS[name][2]
+    }
+    hosts = host_times(steps, seconds)
     for (name, way), step in steps.items():
-        times = time_batches(step, DEVICE, 8)
-        yield dict(
-            what=name,
-            way=f'step, compiled {way}' if way else 'step',
-            host_us=hosts[name, way],
-            ratio=hosts[name, way] / hosts[MODELS[name], ''],
-            wall_us=1000 * times['latency_ms'],
-            gpu_us=1000 * times['gpu_ms'],
-        )
+        ratio = hosts[name, way] / hosts[MODELS[name][2], '']
+        title = f'step, compiled {way}' if way else 'step'
+        row = dict(what=name, way=title, host_us=hosts[name, way], ratio=ratio)
+        if DEVICE.type == 'cuda':
+            times = time_batches(step, DEVICE, 8)
+            row |= dict(wall_us=1000 * times['latency_ms'], gpu_us=1000 * times['gpu_ms'])
+        yield row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('--only', choices=['ops', 'steps', 'compiled'])
-    parser.add_argument('--size', default='128x224x224', help='of a step')
+    parser.add_argument('--only', choices=['ops', 'launches', 'steps', 'compiled'])
+    parser.add_argument('--seconds', type=float, default=2.0, help='for each figure')
+    parser.add_argument('--size', default='128x224x224', help='of a step on a GPU')
     parser.add_argument('--out', default='host_time.csv')
     args = parser.parse_args()
-    size = [int(n) for n in args.size.split('x')]
-    chosen = [args.only] if args.only else ['ops', 'steps']
-    if DEVICE.type != 'cuda':
-        if args.only not in (None, 'ops'):
-            parser.error('training steps need a GPU')
-        chosen = ['ops']
-        pretend_a_gpu()
+    size = [1, 64, 64]
+    if DEVICE.type == 'cuda':
+        size = [int(n) for n in args.size.split('x')]
+    else:
+        pretend_a_gpu(launches=args.only == 'launches')
     parts = {
-        'ops': time_ops,
-        'steps': partial(time_steps, size, ()),
-        'compiled': partial(time_steps, size, ('blocks', 'model')),
+        'ops': partial(time_ops, args.seconds / 4),
+        'launches': partial(time_launches, args.seconds / 4),
+        'steps': partial(time_steps, args.seconds, size, ()),
+        'compiled': partial(time_steps, args.seconds, size, ('blocks', 'model')),
     }
     rows: list[Row] = []
-    for part in chosen:
+    for part in [args.only] if args.only else ['ops', 'steps']:
         with compiling():
             for row in parts[part]():
                 rows.append({k: f'{v:.4g}' if isinstance(v, float) else v for k, v in row.items()})

@@ -21,6 +21,7 @@ class AmpOptimWrapper(optim.AmpOptimWrapper):
     Args:
         dtype: 'bfloat16' or 'float16', by default by the device.
         loss_scale: As in mmengine. It has no effect in bf16.
+        kwargs: Arguments of mmengine's `AmpOptimWrapper`.
     """
 
     def __init__(

@@ -29,7 +29,11 @@ def wrap_blocks(
 ) -> bool:
     """FSDP's wrapping policy: each block of a backbone is a unit, gathered only for its own step.
 
-    `blocks` are names of the classes of blocks, see `compile_blocks`. The rest is FSDP's.
+    Args:
+        module: The module in question.
+        recurse: Whether FSDP asks to recurse into it, or to make it a unit.
+        nonwrapped_numel: Number of its parameters outside units.
+        blocks: Names of the classes of blocks, see `compile_blocks`.
     """
     return recurse or (nonwrapped_numel > 0 and isinstance(module, block_classes(blocks)))
 
@@ -43,6 +47,9 @@ class BlockFSDPStrategy(FSDPStrategy):
     - Gradients are clipped by the norm over all ranks (mmengine: over its own shards).
     - A checkpoint has the optimizer wrapper's state (base rate, loss scale), and is read to host
       memory: a GPU that needs shards has no room for it.
+
+    Args:
+        kwargs: Arguments of mmengine's strategy.
 
     Raises:
         ValueError: No process group exists, FSDP replaces the parameters, or a checkpoint has

@@ -22,9 +22,10 @@ def build_linear_transformer(
 
     Args:
         source: Config of the transformer, such as `dict(type='diffusers.DiTTransformer2DModel')`.
+        where: See `mmvttt.linearize`: 'dit5', 'sd3.5-t5', ….
         time_shift: Of diffusers' DiT: what its frequencies of the time are shifted by. It has 1,
             and the published DiT 0, with other outputs; None leaves it.
-        where, options: See `mmvttt.linearize`.
+        options: See `mmvttt.linearize`.
     """
     model = MODELS.build(source)
     linearize(model, where, **options)

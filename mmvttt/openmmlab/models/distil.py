@@ -31,6 +31,7 @@ class Distil(BaseModel):
         loss, depths: See `mmvttt.models.distillation.distillation_losses`.
         sizes: Heights and widths to which the batches of a training are resized, one drawn for
             each; None leaves the pipeline's.
+        data_preprocessor, init_cfg: As of mmengine's models.
     """
 
     def __init__(

@@ -30,6 +30,7 @@ class MESAClassifier(ImageClassifier):
         mesa_weight: λ: 1.0, 1.5, 2.0 for H-ViT³-T/S/B.
         evaluate_teacher: Whether predictions also have the teacher's, for `TeacherAccuracy`; twice
             the work.
+        kwargs: Options of `ImageClassifier`.
 
     Raises:
         ValueError: If λ is not a number, or below 0.

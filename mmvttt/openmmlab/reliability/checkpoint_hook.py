@@ -41,6 +41,7 @@ class CheckpointHook(hooks.CheckpointHook):
     Args:
         exit_code: Exit status after a SIGTERM. A scheduler that restarts only failed jobs
             (Kubernetes) needs a nonzero one. Shells use 143 for SIGTERM.
+        kwargs: Arguments of mmengine's hook.
     """
 
     def __init__(self, *args: Any, exit_code: int = 0, **kwargs: Any) -> None:
@@ -136,6 +137,7 @@ class CheckpointHook(hooks.CheckpointHook):
             self._save_checkpoint_with_step(runner, step, meta)
 
     def after_train(self, runner: Runner) -> None:
+        """Stops listening."""
         self._requests.close()
         super().after_train(runner)
 

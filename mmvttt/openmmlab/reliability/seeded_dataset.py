@@ -54,6 +54,9 @@ class SeededDataset:
     An index without a key returns the inner data set's item. All other attributes are read from and
     set on the inner data set. An image or label map that cannot be read is a DataError with its
     path.
+
+    Args:
+        dataset: Config of the data set.
     """
 
     def __init__(self, dataset: dict) -> None:
