@@ -118,8 +118,13 @@ def inherit_vit(weights: StateDict, model: nn.Module) -> dict[str, Tensor]:
 def load_inherited(module: nn.Module, without: str | None = None, **options: Any) -> LoadReport:
     """Loads the checkpoint of a ViT into a T⁵, and logs what became of each tensor.
 
-    `without`: 'attention' or 'mlp' of the blocks keeps the values that it has (t5 Tab. 10). For the
-    options see `load_pretrained`. Of the report, those missing are initialised randomly.
+    Args:
+        module: The T⁵.
+        without: 'attention' or 'mlp' of the blocks keeps the values that it has (t5 Tab. 10).
+        options: See `load_pretrained`: `checkpoint`, `prefix`, `ema`, ….
+
+    Returns:
+        The tensors of T⁵ that matched, and those initialised randomly as missing.
     """
     check_choice('without', without, (None, *_PARTS))
     state = module.state_dict()

@@ -47,7 +47,7 @@ class Classifier(nn.Module):
         drop_rate: Dropout before the head.
         dynamic_img_size, dynamic_img_pad: Options of timm's vision transformers, without effect:
             images of any size are taken.
-        backbone: Further options of the backbone.
+        backbone: Further options of the backbone: `arch`, `drop_path_rate`, `mixer`, ….
     """
 
     backbone: Any

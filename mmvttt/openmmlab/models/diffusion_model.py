@@ -43,6 +43,7 @@ class DiffusionModel(BaseModel):
         test_cfg: `steps` (50), `guidance` (1), `guided`, `scheduler` and `seed` of the samples
             that a validation looks at; see `sampling_scheduler` and `denoise`.
         data_preprocessor: Default: a `LatentPreprocessor` for the transformer.
+        init_cfg: As of mmengine's models.
 
     Raises:
         UsageError: The scheduler does not fit the loss, the transformer's output or the size of
