@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,25 +100,29 @@ def start_nodes(
     config: Path,
     folder: Path,
     *args: str,
+    nodes: int = 2,
     processes: int = 2,
     ranks: bool = True,
     each: Sequence[Sequence[str]] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> list[Node]:
-    """Starts tools/dist_train.sh on two nodes, as its user would.
+    """Starts tools/dist_train.sh on every node, as its user would.
 
     Args:
         config: What to train, by train.py with `args` and the arguments of `each` node.
         folder: Where node i's output goes, to `node_i.log`; made if missing.
-        processes: Of each of the two nodes.
+        nodes: How many, with so many `processes` each; one starts as `dist_train.sh` alone does.
         ranks: Whether nodes are told their NODE_RANK, or find each other by c10d rendezvous.
+        variables: Added to the environment.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    common = {'NNODES': '2', 'MASTER_ADDR': '127.0.0.1', 'PORT': free_port()}
+    common = {'MASTER_ADDR': '127.0.0.1', 'PORT': free_port(), **(variables or {})}
     started = []
-    for rank, own in enumerate(each or [(), ()]):
+    for rank, own in enumerate(each or [()] * nodes):
         where = {'NODE_RANK': str(rank)} if ranks else {'LOCAL_ADDR': '127.0.0.1'}
+        many = {'NNODES': str(nodes), **where} if nodes > 1 else {}
         command = ['bash', TOOLS / 'dist_train.sh', config, str(processes), *args, *own]
-        started.append(start_node(command, folder / f'node_{rank}.log', **common, **where))
+        started.append(start_node(command, folder / f'node_{rank}.log', **common, **many))
     return started
 
 

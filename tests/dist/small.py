@@ -26,7 +26,10 @@ class Keep(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict
     ) -> None:
-        self.seen.append([int(i) for i in data_batch['index']])
+        samples = data_batch.get('index')
+        if samples is None:
+            samples = [sample.img_id for sample in data_batch['data_samples']]
+        self.seen.append([int(i) for i in samples])
         self.losses.append(outputs['loss'].item())
 
     def after_train(self, runner: Runner) -> None:

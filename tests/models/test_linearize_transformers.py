@@ -16,7 +16,9 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.nn.functional import interpolate
+from torch.nn.parallel import DistributedDataParallel
 
 from mmvttt.checkpoints.load import load_pretrained
 from mmvttt.deploy.export import export_module
@@ -427,6 +429,31 @@ def test_a_model_of_the_hub(
     )
     assert {value.device.type for value in again.state_dict().values()} == {'cpu'}
     assert torch.equal(again.eval()(x).predicted_depth, model(x).predicted_depth)
+
+
+def _gradients(model: nn.Module, images: Tensor) -> dict[str, Tensor | None]:
+    model(pixel_values=images).logits.square().mean().backward()
+    return {n.removeprefix('module.'): p.grad for n, p in model.named_parameters()}
+
+
+def _rank(rank: int, folder: Path) -> None:
+    dist.init_process_group('gloo', f'file://{folder}/store', rank=rank, world_size=2)
+    model = DistributedDataParallel(build('ViT'))
+    torch.save(_gradients(model, image(batch=4)[2 * rank :][:2]), folder / f'{rank}.pth')
+    dist.destroy_process_group()
+
+
+def test_two_ranks_have_the_gradients_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The ranks import this module; mmvttt is the installed one.
+    monkeypatch.setattr(sys, 'path', [*sys.path, str(Path(__file__).parents[2])])
+    torch.multiprocessing.spawn(_rank, (tmp_path,), nprocs=2)
+    expected = _gradients(build('ViT'), image(batch=4))
+    for rank in range(2):
+        # fp32, the same sums in another order.
+        actual = torch.load(tmp_path / f'{rank}.pth')
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_what_a_linearized_attention_does_not_have() -> None:
