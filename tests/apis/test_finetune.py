@@ -2,13 +2,13 @@
 
 import json
 import logging
-import runpy
 import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,19 +45,15 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def colours(tmp_path: Path) -> Path:
-    colourful(tmp_path / 'set')
-    return tmp_path / 'set'
-
-
-def colourful(folder: Path) -> None:
-    """Ten red and ten blue pictures."""
-    rng = np.random.default_rng(0)
+    """A folder of ten red and ten blue pictures."""
+    folder, rng = tmp_path / 'set', np.random.default_rng(0)
     for label, channel in (('red', 0), ('blue', 2)):
         (folder / label).mkdir(parents=True)
         for name in range(10):
             pixels = rng.integers(0, 60, (32, 32, 3), np.uint8)
             pixels[..., channel] += 150
             Image.fromarray(pixels).save(folder / label / f'{name}.png')
+    return folder
 
 
 def boxes(folder: Path, count: int, objects: int) -> None:
@@ -207,7 +203,7 @@ def test_own_weights_are_a_start(name: str, tmp_path: Path, begins: None) -> Non
 
 
 def test_a_published_start_brings_its_own_settings(
-    tmp_path: Path, begins: None, monkeypatch: pytest.MonkeyPatch
+    colours: Path, tmp_path: Path, begins: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.save({'model': {}}, tmp_path / 'hvit3_t_mesa_in1k.pth')
     monkeypatch.setenv('MMVTTT_WEIGHTS', str(tmp_path))
@@ -218,16 +214,13 @@ def test_a_published_start_brings_its_own_settings(
         return 1.0, 2.0
 
     monkeypatch.setattr('mmvttt.openmmlab.apis.finetune_plan._measured', measure)
-    colourful(tmp_path / 'set')
-    cfg = begun(tmp_path / 'set', tmp_path / 'out', minutes=0.01)
+    cfg = begun(colours, tmp_path / 'out', minutes=0.01)
     assert cfg.load_from == 'mmvttt://hvit3_t_mesa_in1k'
     assert cfg.optim_wrapper.optimizer.lr == 1e-4
     # No step of a whole backbone fits, and none is tried, because it may not fit into memory.
     assert frozen == [4]
     assert cfg.model.backbone.frozen_stages == 4
-    assert (
-        begun(tmp_path / 'set', tmp_path / 'whole', minutes=600).model.backbone.frozen_stages == 0
-    )
+    assert begun(colours, tmp_path / 'whole', minutes=600).model.backbone.frozen_stages == 0
     assert frozen == [4, 0]
 
 
@@ -306,28 +299,20 @@ def test_labels_have_the_colours_of_predictions(palette: object) -> None:
     assert label.labels.tolist() == [[0, 1], [2, 1]]
 
 
-def test_ctrl_c_ends_with_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_ends_with_one_line(tools: Any) -> None:
     def stopped(**options: object) -> None:
         # As a training that has saved itself.
         raise Preempted(0)
 
-    monkeypatch.setattr(mmvttt, 'finetune', stopped)
-    monkeypatch.setattr('sys.argv', ['finetune.py', 'photos'])
-    with pytest.raises(SystemExit, match='130'):
-        runpy.run_path(str(Path(__file__).parents[2] / 'tools/finetune.py'), run_name='__main__')
-    assert capsys.readouterr().err == 'stopped; the same command resumes it\n'
+    tools.patch.setattr(mmvttt, 'finetune', stopped)
+    said = tools.error('finetune.py', 'photos', status=130)
+    assert said == 'stopped; the same command resumes it\n'
 
 
-def test_a_printed_plan_is_json_without_control_characters(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_printed_plan_is_json_without_control_characters(tools: Any) -> None:
     plan = dict(classes=['größe', '\x9b2J\x1b]0;\U000e0001'], pictures=0)
-    monkeypatch.setattr(mmvttt, 'plan', lambda **_: {**plan, 'pictures': []})
-    monkeypatch.setattr('sys.argv', ['finetune.py', 'photos', '--plan'])
-    runpy.run_path(str(Path(__file__).parents[2] / 'tools/finetune.py'), run_name='__main__')
-    printed = capsys.readouterr().out
+    tools.patch.setattr(mmvttt, 'plan', lambda **_: {**plan, 'pictures': []})
+    printed = tools('finetune.py', 'photos', '--plan')
     assert json.loads(printed) == plan
     assert 'größe' in printed
     assert printed.replace('\n', '').isprintable()

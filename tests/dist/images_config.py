@@ -28,12 +28,7 @@ train_dataloader = dict(
     sampler=dict(type='DefaultSampler', shuffle=True),
     dataset=dict(type='SmallImages'),
 )
-val_dataloader = dict(
-    batch_size=2,
-    num_workers=0,
-    sampler=dict(type='DefaultSampler', shuffle=False),
-    dataset=dict(type='SmallImages'),
-)
+val_dataloader = {**train_dataloader, 'sampler': dict(type='DefaultSampler', shuffle=False)}
 val_evaluator = dict(type='Accuracy')
 train_cfg = dict(by_epoch=True, max_epochs=2, val_interval=2)
 val_cfg = dict()

@@ -250,9 +250,7 @@ def test_detections_out_of_a_file(make: Any, suffix: str, tmp_path: Path) -> Non
     cfg = make()
     cfg.dump(tmp_path / 'config.py')
     torch.save(built(cfg).state_dict(), tmp_path / 'w.pth')
-    cv2.imwrite(
-        str(tmp_path / 'noise.png'), np.random.default_rng(0).integers(0, 255, (90, 130, 3))
-    )
+    cv2.imwrite(str(tmp_path / 'noise.png'), noise(90, 130))
     out = tmp_path / f'boxes{suffix}'
     (comparison,) = export_model(
         find_model(str(tmp_path / 'config.py')),

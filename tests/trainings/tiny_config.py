@@ -9,13 +9,7 @@ train_dataloader = dict(
     sampler=dict(type='DefaultSampler', shuffle=True, seed=0),
     dataset=dict(type='TinyData'),
 )
-val_dataloader = dict(
-    batch_size=4,
-    num_workers=0,
-    collate_fn=dict(type='default_collate'),
-    sampler=dict(type='DefaultSampler', shuffle=False),
-    dataset=dict(type='TinyData'),
-)
+val_dataloader = {**train_dataloader, 'sampler': dict(type='DefaultSampler', shuffle=False)}
 test_dataloader = val_dataloader
 val_evaluator = dict(type='TinyError')
 test_evaluator = val_evaluator
