@@ -1,7 +1,6 @@
 """The one-page blocks of examples/ compute what the backbones compute, with their weights."""
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 from mmvttt.models.backbones import ViT3, Vittt
 
 from ..models.building import shaken
+from ..processes import run
 
 EXAMPLES = Path(__file__).parents[2] / 'examples'
 ARCH = dict(embed_dims=48, num_layers=1, num_heads=3, feedforward_channels=64)
@@ -39,7 +39,5 @@ def test_a_block_is_the_backbone_s(name: str, hw: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize('name', BACKBONES)
 def test_it_runs(name: str) -> None:
-    run = subprocess.run(
-        [sys.executable, EXAMPLES / f'{name}.py'], capture_output=True, text=True, check=True
-    )
-    assert run.stdout.startswith('(2, 196, 192)')
+    done = run(sys.executable, EXAMPLES / f'{name}.py')
+    assert done.stdout.startswith('(2, 196, 192)'), done.stderr

@@ -1,10 +1,11 @@
 """The list of files that a wheel holds, from setuptools' build step alone."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from ..processes import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -13,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 def wheel_files(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Files that `setup.py` puts into a wheel, relative to its root."""
     folder = tmp_path_factory.mktemp('wheel')
-    command = [sys.executable, 'setup.py', '--quiet', 'build_py', '--build-lib', str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command = 'setup.py', '--quiet', 'build_py', '--build-lib', folder
+    done = run(sys.executable, *command, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return {str(p.relative_to(folder)) for p in folder.rglob('*') if p.is_file()}

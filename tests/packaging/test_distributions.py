@@ -7,7 +7,6 @@ Building and installing takes minutes; tests/packaging/test_wheel_files.py reads
 import os
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from importlib.util import find_spec
@@ -15,23 +14,18 @@ from pathlib import Path
 
 import pytest
 
+from ..processes import run
+
 ROOT = Path(__file__).parents[2]
 REPOSITORY = 'https://example.org/somebody/mmvttt'
 pytestmark = pytest.mark.stress
 
 
 def call(*command: object, cwd: Path, **environment: str) -> str:
-    done = subprocess.run(
-        [str(c) for c in command],
-        cwd=cwd,
-        # Compiling the CPU's kernels would take longer than the runs.
-        env={k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
-        | {'TTT_KERNELS_BACKEND': 'reference'}
-        | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
+    # Compiling the CPU's kernels would take longer than the runs.
+    env |= {'TTT_KERNELS_BACKEND': 'reference'} | environment
+    done = run(*command, cwd=cwd, env=env)
     assert done.returncode == 0, f'{command}\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}'
     return done.stdout + done.stderr
 

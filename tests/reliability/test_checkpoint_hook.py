@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from mmvttt.openmmlab.reliability import AnomalyError, Preempted, signals
 from mmvttt.openmmlab.reliability.resume import latest_checkpoint
 from mmvttt.version import __version__
 
+from .. import processes
 from ..trainings.ends import BEST
 
 TRAININGS = Path(__file__).parents[1] / 'trainings'
@@ -140,14 +140,9 @@ def test_a_signal_to_all_processes_saves(tmp_path: Path) -> None:
         'custom_hooks = [dict(type="EMAHook"), '
         'dict(type="Terminate", step=4, group=True, times=2)]\n'
     )
-    done = subprocess.run(
-        [sys.executable, str(TRAIN), str(config), '--work-dir', 'a'],
-        cwd=tmp_path,
-        env=os.environ | {'PYTHONPATH': f'{TRAININGS}:{os.environ.get("PYTHONPATH", "")}'},
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-    )
+    env = os.environ | {'PYTHONPATH': f'{TRAININGS}:{os.environ.get("PYTHONPATH", "")}'}
+    command = sys.executable, TRAIN, config, '--work-dir', 'a'
+    done = processes.run(*command, cwd=tmp_path, env=env, start_new_session=True)
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
     assert 'Traceback' not in text

@@ -15,6 +15,7 @@ import pytest
 
 from mmvttt.checkpoints.read import read_content
 
+from ..processes import run
 from ..trainings.ends import require_same
 
 TRAININGS = Path(__file__).parents[1] / 'trainings'
@@ -58,11 +59,9 @@ KINDS: dict[str, dict] = {
 
 
 def points_and_compare(folder: Path, ranks: int, options: dict) -> int:
-    done = subprocess.run(
-        [sys.executable, TRAININGS / 'kill_points.py', folder, str(ranks), json.dumps(options)],
-        env=os.environ | {'OMP_NUM_THREADS': '1', 'GLOO_SOCKET_IFNAME': 'lo'},
-        capture_output=True, text=True, timeout=3600, check=False,
-    )  # fmt: skip
+    command = TRAININGS / 'kill_points.py', folder, ranks, json.dumps(options)
+    env = os.environ | {'OMP_NUM_THREADS': '1', 'GLOO_SOCKET_IFNAME': 'lo'}
+    done = run(sys.executable, *command, env=env, timeout=3600)
     assert done.returncode == 0, done.stderr
     points = json.loads(done.stdout.splitlines()[-1])['points']
     for number in range(1, points + 1):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ..processes import Ended, run
+
 TOOLS = Path(__file__).parents[2] / 'tools'
 VARIABLES = ('NNODES', 'NODE_RANK', 'MASTER_ADDR', 'PORT', 'RDZV_ID', 'LOCAL_ADDR', 'GPUS')
 
@@ -27,17 +29,10 @@ def call(tmp_path: Path) -> object:
         (tmp_path / name).write_text(f'#!/usr/bin/env bash\n{body}\n')
         (tmp_path / name).chmod(0o755)
 
-    def call(script: str, *args: str, **env: str) -> subprocess.CompletedProcess:
+    def call(script: str, *args: str, **env: str) -> Ended:
         clean = {k: v for k, v in os.environ.items() if k not in (*VARIABLES, 'PYTHON')}
         path = f'{tmp_path}{os.pathsep}{os.environ["PATH"]}'
-        return subprocess.run(
-            [str(TOOLS / script), *args],
-            cwd=tmp_path,
-            env={**clean, **env, 'PATH': path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return run(TOOLS / script, *args, cwd=tmp_path, env={**clean, **env, 'PATH': path})
 
     return call
 
