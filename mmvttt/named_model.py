@@ -63,11 +63,7 @@ class NamedModel:
 
     @property
     def backbone(self) -> nn.Module:
-        """The model without neck and heads.
-
-        Raises:
-            UsageError: It has no part of that name.
-        """
+        """The model without neck and heads. Raises a UsageError if it has no such part."""
         if not hasattr(self.model, 'backbone'):
             raise UsageError(f'{self.name!r} has no part named backbone', 'backbone')
         return self.model.get_submodule('backbone')

@@ -144,10 +144,7 @@ def inspect_training(model: nn.Module, images: Tensor, tokens: bool = True) -> l
     """Follows every mixer of a model that trains, on normalised images `(B, 3, H, W)`.
 
     The model runs in evaluation mode. `tokens` follows each token of a full-batch step, which takes
-    most of the time.
-
-    Raises:
-        UsageError: No mixer of the model trains in a way that `training_of` can follow.
+    most of the time. Raises a UsageError if `training_of` can follow no mixer.
     """
     mixings = record_mixers(model, images)
     trainings = (training_of(mixing, tokens) for mixing in mixings)

@@ -106,13 +106,9 @@ def no_bytes(*contents: Any) -> bytes:
 
 
 class LogCurve:
-    """mmengine's `HistoryBuffer` in a checkpoint: its numbers, without the functions of the file.
+    """mmengine's `HistoryBuffer` in a checkpoint: its numbers, without a file's functions."""
 
-    Attributes:
-        values, counts: `(n,)` arrays: logged values, and their weights.
-        max_length: Largest number of values.
-    """
-
+    # `(n,)`: logged values, and their weights.
     values: np.ndarray
     counts: np.ndarray
     max_length: int

@@ -184,10 +184,8 @@ def require_openvino() -> None:
 def open_exported(path: str | os.PathLike[str], precision: str = 'float32') -> ExportedFile:
     """Opens a file by its suffix: `.onnx` in ONNX Runtime, `.xml` in OpenVINO.
 
-    For the precision see `OpenVINOFile`. An ONNX file has its own.
-
-    Raises:
-        UsageError: Another suffix or precision, a missing package, or a file that cannot be read.
+    For the precision see `OpenVINOFile`. An ONNX file has its own. Raises a UsageError for another
+    suffix or precision, a missing package, or a file that cannot be read.
     """
     suffix = os.path.splitext(path)[1]
     if suffix == '.onnx':

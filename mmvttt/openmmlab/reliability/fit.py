@@ -163,11 +163,7 @@ def require_weights(model: nn.Module, cfg: Config, opened: Checkpoint, split: st
 
 
 def require_same_classes(content: Any, source: str, classes: Sequence[str] | None) -> None:
-    """Compares the classes that a checkpoint was trained for with a data set's.
-
-    Raises:
-        CheckpointMismatchError: A class has another number here.
-    """
+    """Raises a CheckpointMismatchError if a class of a checkpoint has another number here."""
     saved = saved_classes(content)
     if not saved or classes is None or saved == tuple(classes):
         return
