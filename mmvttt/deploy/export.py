@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,14 +17,17 @@ from torch import Tensor, nn
 from torch.fx.experimental import _config as fx_config
 
 from mmvttt.checkpoints.atomic_write import replacing
+from mmvttt.distributions import require
 from mmvttt.errors import OptionError, UsageError, first_line
 from mmvttt.outputs import check_new_file
 from ttt_kernels import decompositions
 
-from .runtime import OnnxFile, OpenVINOFile, Runs, require_openvino
+from .runtime import OnnxFile, OpenVINOFile, Runs
 
 OPSET = 18
-SUFFIXES = ('.pt2', '.onnx', '.xml')
+_ONNX = ('onnx', 'onnxscript', 'onnxruntime')
+# Suffix → packages that its format needs.
+_NEEDED: dict[str, tuple[str, ...]] = {'.pt2': (), '.onnx': _ONNX, '.xml': ('openvino', *_ONNX)}
 _log = logging.getLogger(__name__)
 
 
@@ -56,7 +58,8 @@ def export_module(
         names: Names of the outputs.
 
     Raises:
-        UsageError: A wrong suffix, a missing package, or a module that needs a fixed size.
+        UsageError: A wrong suffix, or a module that needs a fixed size.
+        ModuleNotFoundError: A package for the format is not installed.
         ValueError: The module is in training mode.
     """
     if module.training:
@@ -93,18 +96,10 @@ def require_format(out: str | os.PathLike[str]) -> str:
     """The suffix of a file to write, after checking the file and the packages for its format."""
     check_new_file(out)
     suffix = Path(out).suffix
-    if suffix not in SUFFIXES:
-        raise UsageError(f'out={os.fspath(out)!r} must end in {", ".join(SUFFIXES)}', 'out')
-    if suffix == '.xml':
-        require_openvino()
-    if suffix != '.pt2':
-        for package in ('onnx', 'onnxscript', 'onnxruntime'):
-            if find_spec(package) is None:
-                extra = 'export' if suffix == '.onnx' else 'openvino'
-                raise UsageError(
-                    f'{suffix} needs {package}, which is not installed: '
-                    f"pip install 'mmvttt[{extra}]'"
-                )
+    if suffix not in _NEEDED:
+        raise UsageError(f'out={os.fspath(out)!r} must end in {", ".join(_NEEDED)}', 'out')
+    for package in _NEEDED[suffix]:
+        require(package)
     return suffix
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mmvttt.distributions import require
 from mmvttt.errors import UsageError, first_line
 
 # Runs a file: an image `(B, C, H, W)` → its outputs.
@@ -42,7 +43,7 @@ class ExportedFile(nn.Module):
         try:
             self.names, self.shape = self._open()
             _, _, height, width = self.shape
-        except UsageError:
+        except (ModuleNotFoundError, UsageError):
             raise
         except Exception as error:
             reason = first_line(error)
@@ -80,12 +81,7 @@ class OnnxFile(ExportedFile):
     runtime = 'ONNX Runtime'
 
     def _open(self) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise UsageError(
-                "ONNX needs onnxruntime, which is not installed: pip install 'mmvttt[export]'"
-            ) from error
+        onnxruntime = require('onnxruntime')
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         self.session = onnxruntime.InferenceSession(
@@ -130,9 +126,7 @@ class OpenVINOFile(ExportedFile):
         return type(self), (self.path, self.precision, self.images)
 
     def _open(self) -> tuple[tuple[str, ...], tuple[int | str, ...]]:
-        require_openvino()
-        import openvino
-
+        openvino = require('openvino')
         hints = {
             # By default it computes in bf16 if the processor can.
             'INFERENCE_PRECISION_HINT': _PRECISIONS[self.precision],
@@ -173,19 +167,11 @@ def _xml_notes(path: str | os.PathLike[str]) -> dict[str, str]:
     return {} if notes is None else {note.tag: note.get('value', '') for note in notes}
 
 
-def require_openvino() -> None:
-    """Raises an error if OpenVINO is missing."""
-    try:
-        import openvino  # noqa: F401
-    except ImportError as error:
-        raise UsageError("OpenVINO is not installed: pip install 'mmvttt[openvino]'") from error
-
-
 def open_exported(path: str | os.PathLike[str], precision: str = 'float32') -> ExportedFile:
     """Opens a file by its suffix: `.onnx` in ONNX Runtime, `.xml` in OpenVINO.
 
     For the precision see `OpenVINOFile`. An ONNX file has its own. Raises a UsageError for another
-    suffix or precision, a missing package, or a file that cannot be read.
+    suffix or precision, or a file that cannot be read, a ModuleNotFoundError without its runtime.
     """
     suffix = os.path.splitext(path)[1]
     if suffix == '.onnx':
