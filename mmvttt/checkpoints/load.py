@@ -196,10 +196,9 @@ def require_whole(module: nn.Module, weights: StateDict, source: str) -> None:
 def require_none_lacking(lacking: list[str], module: nn.Module, source: str) -> None:
     """Raises a CheckpointMismatchError where tensors of a module would stay random."""
     if lacking:
-        more = f', … {len(lacking) - 4} more' if len(lacking) > 4 else ''
         raise CheckpointMismatchError(
             f'{source!r} would leave {len(lacking)} tensors of {type(module).__name__} at random: '
-            f'{", ".join(lacking[:4])}{more}. Give the config, the number of classes and '
+            f'{listed(lacking, 4, 200)}. Give the config, the number of classes and '
             'the options that it was trained with, or leave the part out of the config'
         )
 

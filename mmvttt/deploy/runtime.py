@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mmvttt.arguments import check_choice
 from mmvttt.distributions import require
 from mmvttt.errors import UsageError, first_line
 
@@ -115,10 +116,7 @@ class OpenVINOFile(ExportedFile):
         precision: str = 'float32',
         images: Sequence[int] | None = None,
     ) -> None:
-        if precision not in _PRECISIONS:
-            raise UsageError(
-                f'OpenVINO computes in {" or ".join(_PRECISIONS)} here, not in {precision!r}'
-            )
+        check_choice('precision', precision, _PRECISIONS)
         self.precision, self.images = precision, images
         super().__init__(path)
 
