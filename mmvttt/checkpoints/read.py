@@ -40,7 +40,8 @@ _REFUSED = (
     r'WeightsUnpickler error:\s*(.+)',
 )
 StateDict = Mapping[str, Tensor]
-_WRAPPERS = re.compile(
+# Parts that torch.compile, FSDP and activation checkpointing add to names.
+WRAPPERS = re.compile(
     r'(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.'
 )
 _log = logging.getLogger(__name__)
@@ -266,7 +267,7 @@ def _say_which(content: Any, held: Sequence[str], source: str) -> None:
 
 def _unwrapped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights without what `torch.compile`, FSDP, checkpointing and DDP add to their names."""
-    names = {_WRAPPERS.sub('', name): value for name, value in weights.items()}
+    names = {WRAPPERS.sub('', name): value for name, value in weights.items()}
     if len(names) < len(weights):
         raise CheckpointError(
             'the checkpoint has the same weights twice, with and without _orig_mod or another '

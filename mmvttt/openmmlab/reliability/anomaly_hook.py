@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mmvttt.arguments import check_int
+from mmvttt.checkpoints.read import WRAPPERS
 
 from ..registry import HOOKS
 from ..unwrap import bare_model
 
 # Steps between two checks of losses on a GPU.
 _GPU_INTERVAL = 10
-# Parts that FSDP, torch.compile and activation checkpointing add to the names of modules.
-_WRAPPERS = ('_fsdp_wrapped_module', '_checkpoint_wrapped_module', '_orig_mod')
 # Keys that identify an image of a batch, the best first.
 _NAMES = ('img_path', 'img_id', 'sample_idx')
 
@@ -188,7 +187,7 @@ def bad_weights(model: nn.Module, buffers: bool = False) -> Iterator[str]:
         ]
     if bad:
         name, weight = bad[0]
-        plain = '.'.join(part for part in name.split('.') if part not in _WRAPPERS)
+        plain = WRAPPERS.sub('', name)
         yield (
             f'{len(bad)} weights{" or buffers" if buffers else ""} are not finite already, first '
             f'{plain}: {_summary(weight)}. An earlier update is the cause: resume from a '
