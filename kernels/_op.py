@@ -19,11 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C import (
-    _are_functorch_transforms_active,
-    _get_tracing_state,
-    _len_torch_dispatch_stack,
-)
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils.flop_counter import register_flop_formula
@@ -38,18 +33,30 @@ OPS: dict[str, 'Op'] = {}
 MOST_PLANS = 4096
 
 
+def _find_probes() -> tuple[Callable[[], Any], ...] | None:
+    """torch's private tests for transforms, dispatch modes and tracing, None if one is missing."""
+    try:
+        probes = (
+            torch._C._are_functorch_transforms_active,
+            torch._C._len_torch_dispatch_stack,
+            torch._C._get_tracing_state,
+        )
+        return None if any(probe() for probe in probes) else probes
+    except (AttributeError, TypeError):
+        return None
+
+
 _NOTHING = nullcontext()
+# Without them every call takes the registered op, which is slower.
+_probes = _find_probes()
 
 
 def is_eager() -> bool:
     """Whether nothing has to see the registered op: no tracing, transform or dispatch mode."""
-    return not (
-        torch.compiler.is_compiling()
-        or forward_ad._current_level >= 0
-        or _are_functorch_transforms_active()
-        or _len_torch_dispatch_stack()
-        or _get_tracing_state()
-    )
+    if torch.compiler.is_compiling() or _probes is None or forward_ad._current_level >= 0:
+        return False
+    transforms, modes, tracing = _probes
+    return not (transforms() or modes() or tracing())
 
 
 def _picker(indices: Sequence[int]) -> Callable[[Args], Args]:

@@ -433,11 +433,18 @@ def test_eager_calls_and_the_registered_op_agree(op, monkeypatch):
     monkeypatch.setattr(record, 'registered', registered)
     actual = with_gradients(on(op, 'reference'), inputs)
     assert registered.call_count == 0
-    monkeypatch.setattr(_op, 'is_eager', lambda: False)
+    # As with a torch that lacks one of the private functions.
+    monkeypatch.setattr(_op, '_probes', None)
     expected = with_gradients(on(op, 'reference'), inputs)
     assert registered.call_count == 1
     assert torch.equal(actual[0], expected[0])
     assert all(torch.equal(g, expected[1][n]) for n, g in actual[1].items())
+
+
+def test_a_torch_without_a_private_function(monkeypatch):
+    assert _op._find_probes() is not None
+    monkeypatch.delattr(torch._C, '_len_torch_dispatch_stack')
+    assert _op._find_probes() is None
 
 
 @every_op
