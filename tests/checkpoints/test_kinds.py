@@ -45,22 +45,11 @@ norm. 32
 _META_DINOV2 = re.sub(r'(.*)\.norm2.*', r'\1.ls1.gamma 32\n\g<0>', _TIMM)
 _META_DINOV2 = re.sub(r'(.*)\.mlp\.fc2.*', r'\g<0>\n\1.ls2.gamma 32', _META_DINOV2)
 _META_DINOV2 += 'mask_token 1 32'
-_META_DINOV3 = """
-patch_embed.proj. 32 3 8 8
-cls_token 1 1 32
-storage_tokens 1 4 32
-mask_token 1 32
-rope_embed.periods 4
-blocks.{0,1}.ls{1,2}.gamma 32
-blocks.{0,1}.norm1. 32
-blocks.{0,1}.attn.qkv. 96 32
-blocks.{0,1}.attn.qkv.bias_mask 96
-blocks.{0,1}.attn.proj. 32 32
-blocks.{0,1}.norm2. 32
-blocks.{0,1}.mlp.fc1. 64 32
-blocks.{0,1}.mlp.fc2. 32 64
-norm. 32
-"""
+_META_DINOV3 = _TIMM.replace(
+    'pos_embed 1 37 32',
+    'storage_tokens 1 4 32\nmask_token 1 32\nrope_embed.periods 4\nblocks.{0,1}.ls{1,2}.gamma 32',
+)
+_META_DINOV3 = re.sub(r'(.*\.qkv\.).*', r'\g<0>\n\1bias_mask 96', _META_DINOV3)
 _OPEN_CLIP = """
 visual.conv1.weight 32 3 8 8
 visual.class_embedding 32
