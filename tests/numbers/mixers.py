@@ -31,14 +31,10 @@ INNER_MODELS = {
 
 
 class Mixer(NamedTuple):
-    """A mixer of tokens `(B, h·w, DIMS)`.
-
-    Attributes:
-        build: The module, in fp32.
-        rest: Its arguments behind the tokens, for a map (h, w) in a precision on a device.
-    """
+    """A mixer of tokens `(B, h·w, DIMS)`: the module, in fp32, and its further arguments."""
 
     build: Callable[[], nn.Module]
+    # For a map (h, w) in a precision on a device.
     rest: Callable[[tuple[int, int], torch.dtype, str], tuple]
 
     def make(self) -> nn.Module:

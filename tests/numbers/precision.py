@@ -60,13 +60,7 @@ def moved(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
 
 
 class Truth:
-    """A computation in fp64, and what its results may be off by in other types.
-
-    Args:
-        function: What is computed, in the precision of its leaves.
-        leaves: By name, everything that a gradient is asked for.
-        grad: Gradient of the output.
-    """
+    """A function of leaves in fp64, and what its results may be off by in other types."""
 
     def __init__(self, function: Function, leaves: Tensors, grad: Tensor) -> None:
         self.function = function
@@ -112,14 +106,7 @@ class Truth:
         return allowed
 
     def assert_near(self, found: Tensors, dtype: torch.dtype, skip=(), **options) -> None:
-        """Every result is as near to the truth as `dtype` allows; see `allowed` for the options.
-
-        Where the truth is beyond the range of a result's type, infinity of its sign is right.
-
-        Raises:
-            AssertionError: It names each result that is not near, and how often the allowance went
-                into its distance.
-        """
+        """Every result is as near to the truth as `dtype` allows; see `allowed` for the options."""
         assert found.keys() == self.exact.keys()
         allowed, wrong = self.allowed(dtype, **options), {}
         for name, x in self.exact.items():
