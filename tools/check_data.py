@@ -23,11 +23,12 @@ def main() -> None:
     checked = wrong = 0
     with cli.plain_errors():
         from mmvttt.openmmlab.config import load_config
-        from mmvttt.openmmlab.data import annotations
+        from mmvttt.openmmlab.data.annotations import check_annotations
+        from mmvttt.openmmlab.data.dataset_config import datasets_of
 
         config = load_config(args.config, cfg_options=args.cfg_options)
-        images = not args.no_images
-        for findings in annotations.check_annotations(config, args.splits, images=images):
+        sets = datasets_of(config, args.splits)
+        for findings in check_annotations(config, sets, images=not args.no_images):
             print(findings)
             checked += 1
             wrong += bool(findings.errors)

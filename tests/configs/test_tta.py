@@ -24,7 +24,7 @@ def test_wrapped_sets_and_several_metrics() -> None:
     cfg = load_config('maskrcnn_vittt_t_1x')
     cfg.test_evaluator = [dict(type='DumpResults'), cfg.test_evaluator]
     cfg.test_dataloader.dataset = dict(type='ConcatDataset', datasets=[cfg.test_dataloader.dataset])
-    enable_tta(cfg, task_of(cfg), [d for d in datasets_of(cfg) if d.split == 'test'])
+    enable_tta(cfg, task_of(cfg), datasets_of(cfg, ('test',)))
     assert cfg.test_evaluator[1].metric == 'bbox'
     assert 'pipeline' not in cfg.test_dataloader.dataset
     assert cfg.test_dataloader.dataset.datasets[0].pipeline == cfg.tta_pipeline
@@ -34,7 +34,7 @@ def test_wrapped_sets_and_several_metrics() -> None:
 def test_every_recipe_merges_versions_of_an_image(name: str) -> None:
     cfg = load_config(name)
     size = [step.scale for step in cfg.test_dataloader.dataset.pipeline if step.type == 'Resize']
-    enable_tta(cfg, task_of(cfg), [d for d in datasets_of(cfg) if d.split == 'test'])
+    enable_tta(cfg, task_of(cfg), datasets_of(cfg, ('test',)))
     assert issubclass(resolve_type(cfg.model.type, MODELS, cfg.default_scope), BaseTTAModel)
     (step,) = (s for s in cfg.test_dataloader.dataset.pipeline if s.type == 'TestTimeAug')
     assert math.prod(map(len, step.transforms)) >= 2

@@ -29,7 +29,7 @@ def test_every_fault_is_named(kind: str, name: str, tmp_path: Path) -> None:
     """By check_data.py, and before a training."""
     make, words, fatal = EVERY[kind][name]
     cfg = damaged(kind, make, tmp_path)
-    (report,) = check_annotations(cfg, ('train',))
+    (report,) = check_annotations(cfg)
     assert re.search(words, str(report)), str(report)
     assert bool(report.errors) == fatal, str(report)
     if fatal and name not in THOROUGH:
@@ -42,6 +42,6 @@ def test_every_fault_is_named(kind: str, name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(('kind', 'name'), [(k, n) for k in RIGHT for n in RIGHT[k]])
 def test_what_is_right_is_left_alone(kind: str, name: str, tmp_path: Path) -> None:
     cfg = damaged(kind, RIGHT[kind][name], tmp_path)
-    (report,) = check_annotations(cfg, ('train',))
+    (report,) = check_annotations(cfg)
     assert not report.errors + report.warnings
     check_data(cfg)

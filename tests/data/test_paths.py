@@ -7,6 +7,7 @@ from mmengine.config import Config
 
 from mmvttt.errors import MissingDataError
 from mmvttt.openmmlab.data.annotations import check_data
+from mmvttt.openmmlab.data.dataset_config import datasets_of
 
 from .sets import coco_dataset, config
 
@@ -34,7 +35,8 @@ def test_nothing_to_say_where_all_is_there(boxes: Path) -> None:
     check_data(
         config(coco_dataset('remote/', **REMOTE), split='val', val_evaluator=[{**METRIC, **REMOTE}])
     )
-    check_data(config(coco_dataset('nowhere'), split='test'), ('train', 'val'))
+    cfg = config(coco_dataset('nowhere'), split='test')
+    check_data(cfg, datasets_of(cfg, ('train', 'val')))
 
 
 def test_missing_root(boxes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

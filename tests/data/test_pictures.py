@@ -33,7 +33,7 @@ from .sets import (
 
 
 def only(cfg: object, **options: object) -> Findings:
-    (report,) = check_annotations(cfg, ('train',), **options)
+    (report,) = check_annotations(cfg, **options)
     return report
 
 

@@ -72,7 +72,7 @@ def evaluate(
         )
     cfg = load_config(config, needed=_NEEDED, **config_args)
     task = task_of(cfg)
-    sets = [data for data in datasets_of(cfg) if data.split == 'test']
+    sets = datasets_of(cfg, ('test',))
     if tta and show_dir is not None and not task.draws_merged:
         raise UsageError(
             f'{task.toolbox} cannot draw merged predictions: leave tta or show_dir out',
@@ -98,7 +98,7 @@ def evaluate(
             return FileModel(model, exported, task)
         return prepare(model, 'backbone', half_type() if amp else None, cuda_graph)
 
-    check_data(cfg, ('test',))
+    check_data(cfg, sets)
     runner, opened = build_runner(cfg), open_checkpoint(source)
     require_weights(bare_model(runner.model), cfg, opened, 'test')
     # Last: another model says more than other classes.

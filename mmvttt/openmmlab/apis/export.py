@@ -95,7 +95,7 @@ def _pictures(
 
     The size is `size`, else the size in the config's test pipeline, else the papers'.
     """
-    sets = [d for d in datasets_of(named.config or {}) if d.split == 'test' and not d.metric]
+    sets = [d for d in datasets_of(named.config or {}, ('test',)) if not d.metric]
     tested = picture_size(sets[0].config.get('pipeline') or ()) if sets else None
     # mmsegmentation's 2048×512 bounds only the shorter side.
     if tested is not None and max(tested) > 2 * min(tested):

@@ -27,6 +27,7 @@ from mmvttt.text import command, listed, one_line
 
 from ..config import load_config
 from ..data.annotations import check_annotations
+from ..data.dataset_config import datasets_of
 from ..data.own_folder import OwnFolder, read_folder, write_lists
 from ..tasks import task_for
 from .finetune_config import BEST, CONFIG, LAST, complete_config, read_settings, write_config
@@ -152,7 +153,7 @@ def _configured(
         own |= dict(folder=os.fspath(root), request=asdict(request), data=digest)
         write_config(out, base, own)
     cfg = load_config(complete_config(out))
-    for findings in check_annotations(cfg, ('train', 'val')):
+    for findings in check_annotations(cfg, datasets_of(cfg, ('train', 'val'))):
         if findings.errors:
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         for warning in findings.warnings:

@@ -80,7 +80,7 @@ def open_model(
             f'default_scope is {scope!r}: photographs need a model of {toolboxes}; '
             'tools/generate.py draws images with a diffusion model'
         )
-    tests = [d for d in datasets_of(config) if d.split == 'test' and not d.metric]
+    tests = [d for d in datasets_of(config, ('test',)) if not d.metric]
     if not tests:
         raise UsageError('the config has no test_dataloader, whose pipeline prepares photographs')
     opened = open_checkpoint(checkpoint)

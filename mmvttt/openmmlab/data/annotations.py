@@ -24,7 +24,7 @@ from mmvttt.text import one_line
 
 from ..tasks import class_counts, task_of
 from .coco import check_coco
-from .dataset_config import SPLITS, DatasetConfig, datasets_of
+from .dataset_config import DatasetConfig, datasets_of
 from .dropped import dropped_objects
 from .findings import Findings
 from .folders import check_folders
@@ -34,7 +34,7 @@ from .labels import check_labels
 Sets = Sequence[DatasetConfig]
 
 
-def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
+def check_data(cfg: Config, sets: Sets | None = None) -> None:
     """Checks that the folders and annotation files that a config names exist, and make sense.
 
     Reads annotations for about a second (see `check_annotations`); tools/check_data.py reads all,
@@ -42,14 +42,14 @@ def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
 
     Args:
         cfg: The config of a run.
-        splits: Splits to check, of 'train', 'val', 'test'.
+        sets: The data sets and metrics to check; default: all of the config.
 
     Raises:
-        MissingDataError: See `check_paths`.
+        MissingDataError: A folder or an annotation file does not exist.
         DataError: No class is a category, a file is not JSON, there is nothing to learn, a label is
             outside the classes, …, with a remedy.
     """
-    for findings in check_annotations(cfg, splits, thorough=False):
+    for findings in check_annotations(cfg, sets, thorough=False):
         if findings.errors:
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         # All ranks read the same data; one of them logs.
@@ -57,15 +57,14 @@ def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
             print_log(one_line(f'{findings.key}: {warning}'), 'current', logging.WARNING)
 
 
-def check_paths(sets: Sets, splits: Sequence[str]) -> None:
-    """Checks that the folders and annotation files of the data sets exist, see `check_data`.
+def _check_paths(sets: Sets) -> None:
+    """Raises a MissingDataError if a folder or an annotation file does not exist.
 
-    Skips remote paths (`s3://…`), storage backends (`backend_args`) and downloaded data. A
-    MissingDataError names what is missing, and how to change the path.
+    Skips remote paths (`s3://…`), storage backends (`backend_args`) and downloaded data.
     """
     root = os.environ.get('MMVTTT_DATA', 'data/')
     for data in sets:
-        for name, path in data.paths.items() if data.split in splits else ():
+        for name, path in data.paths.items():
             if os.path.exists(path):
                 continue
             variable = ', set the environment variable MMVTTT_DATA' if path.startswith(root) else ''
@@ -78,21 +77,22 @@ def check_paths(sets: Sets, splits: Sequence[str]) -> None:
 
 
 def check_annotations(
-    cfg: Config,
-    splits: Sequence[str] = SPLITS,
-    *,
-    thorough: bool = True,
-    images: bool = True,
+    cfg: Config, sets: Sets | None = None, *, thorough: bool = True, images: bool = True
 ) -> Iterator[Findings]:
     """Yields the findings in each data set of a supported format, as deep as `Findings` says.
 
-    Raises a MissingDataError first, see `check_paths`.
+    The arguments and a first MissingDataError are those of `check_data`.
     """
     checked: list[tuple[DatasetConfig, Findings]] = []
-    check_paths(sets := datasets_of(cfg), splits)
+    sets = datasets_of(cfg) if sets is None else sets
+    _check_paths(sets)
     for data in sets:
-        format = data.format if data.split in splits and not data.metric else ''
-        if not format or data.remote or data.config in [other.config for other, _ in checked]:
+        if (
+            data.metric
+            or not (format := data.format)
+            or data.remote
+            or data.config in [other.config for other, _ in checked]
+        ):
             continue
         findings = Findings(data.key, thorough, images and data.reads_files)
         try:

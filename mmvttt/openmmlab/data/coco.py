@@ -81,33 +81,16 @@ def check_coco(
     Without boxes, a data set that `needs_boxes` is an error. `most` is the name of the option that
     bounds the objects a detector returns for a picture, and its value.
     """
-    path = dataset.ann_file
-    if not os.path.isfile(path):
-        findings.error(f'ann_file {path!r} is not a file: set it to the JSON of the annotations')
+    path, classes = dataset.ann_file, dataset.metainfo.get('classes') or ()
+    if (content := _read(path, findings, is_training)) is None:
         return
-    if not findings.thorough and os.path.getsize(path) > LARGEST:
-        return
-    content = _read(path, findings, is_training)
-    if content is None:
-        return
-    counts = ', '.join(f'{len(content[part])} {part}' for part in _ENTRIES)
-    findings.summary = f'{counts} in {path}'
+    findings.summary = f'{", ".join(f"{len(content[part])} {part}" for part in _ENTRIES)} in {path}'
     images, listed, categories = coco_entries(content, findings)
-    classes = dataset.metainfo.get('classes') or ()
-    _check_categories([category['name'] for category in categories], classes, path, findings)
-    sizes = {image['id']: (image['height'], image['width']) for image in images}
     names = {category['id']: category['name'] for category in categories}
-    whys = [_why_not_learned(ann, sizes[ann['image_id']], masks) for ann in listed]
-    for ann, why in zip(listed, whys, strict=True) if masks else ():
-        mask, size = ann.get('segmentation'), sizes[ann['image_id']]
-        if not mask and why in (None, _MEANT[0]):
-            findings.error(
-                'boxes without a mask, although masks are loaded: to train boxes alone, inherit a '
-                'config of boxes such as fasterrcnn_vittt_s_1x.py',
-                f'annotation {ann["id"]}',
-            )
-        elif findings.thorough and isinstance(mask, dict) and runs_of(mask, size) is None:
-            findings.error('masks (RLE) that do not fill their image', f'annotation {ann["id"]}')
+    _check_categories([*names.values()], classes, path, findings)
+    sizes = {image['id']: (image['height'], image['width']) for image in images}
+    if masks:
+        _check_masks(listed, sizes, findings)
     if not findings.errors:
         try:
             dataset.serialize_data = False
@@ -121,13 +104,17 @@ def check_coco(
             info['img_id']: [i['bbox_label'] for i in info['instances'] if _is_learned(i, masks)]
             for info in dataset.data_list
         }
+        chosen = sizes if dataset._indices is None else learned
         left_out = f'in pictures that filter_cfg={dataset.filter_cfg} leaves out'
-        pairs = [
-            (ann, why or (None if ann['image_id'] in learned else left_out))
-            for ann, why in zip(listed, whys, strict=True)
-            if dataset._indices is None or ann['image_id'] in learned
-        ]
-        _account(pairs, names, classes, learned, needs_boxes, findings)
+        reasons: dict[str, Counter[str | None]] = {name: Counter() for name in classes}
+        for ann in listed:
+            if (name := names[ann['category_id']]) in reasons and ann['image_id'] in chosen:
+                why = _why_not_learned(ann, sizes[ann['image_id']], masks)
+                why = why or (None if ann['image_id'] in learned else left_out)
+                reasons[name][why] += 1
+                if why not in (None, *_MEANT):
+                    findings.warn(f'objects that are not learned, {why}', f'annotation {ann["id"]}')
+        _account(reasons, learned, needs_boxes, findings)
         for image, labels in learned.items():
             if most and len(labels) > most[1]:
                 findings.warn(
@@ -136,9 +123,7 @@ def check_coco(
                     f'id {image!r} ({len(labels)})',
                 )
         for image in images if findings.thorough else ():
-            if not learned.get(image['id']) and (
-                dataset._indices is None or image['id'] in learned
-            ):
+            if image['id'] in chosen and not learned.get(image['id']):
                 findings.warn('images without a box', image['file_name'])
     _check_repeated(listed, findings)
     check_conventions(listed, sizes, findings)
@@ -148,23 +133,29 @@ def check_coco(
     check_images(files, findings)
 
 
+def _check_masks(annotations: Sequence[dict], sizes: Sizes, findings: Findings) -> None:
+    """Reports objects without a mask, and masks in RLE that do not fill their image."""
+    for ann in annotations:
+        mask, size = ann.get('segmentation'), sizes[ann['image_id']]
+        if not mask and _why_not_learned(ann, size, True) in (None, _MEANT[0]):
+            findings.error(
+                'boxes without a mask, although masks are loaded: to train boxes alone, inherit a '
+                'config of boxes such as fasterrcnn_vittt_s_1x.py',
+                f'annotation {ann["id"]}',
+            )
+        elif findings.thorough and isinstance(mask, dict) and runs_of(mask, size) is None:
+            findings.error('masks (RLE) that do not fill their image', f'annotation {ann["id"]}')
+
+
 def _account(
-    annotations: Sequence[tuple[dict, str | None]],
-    names: Mapping[Any, str],
-    classes: Sequence[str],
+    reasons: Mapping[str, Counter[str | None]],
     learned: Mapping[Any, Sequence[int]],
     needs_boxes: bool,
     findings: Findings,
 ) -> None:
-    """Reports what is listed and learned of each class, and why the rest, given with it, is not."""
+    """Reports what is listed and learned of each class, and the reasons why the rest is not."""
     matched = findings.classes or ()
     counts = Counter(matched[label] for labels in learned.values() for label in labels)
-    reasons: dict[str, Counter[str | None]] = {name: Counter() for name in classes}
-    for ann, why in annotations:
-        if (name := names[ann['category_id']]) in reasons:
-            reasons[name][why] += 1
-            if why not in (None, *_MEANT):
-                findings.warn(f'objects that are not learned, {why}', f'annotation {ann["id"]}')
     for name, whys in reasons.items():
         others = ', '.join(f'{count} {why}' for why, count in whys.items() if why)
         text = f'{name}: {whys.total()} listed, {counts[name]} learned'
@@ -233,6 +224,12 @@ def _check_repeated(annotations: Sequence[dict], findings: Findings) -> None:
 
 
 def _read(path: str, findings: Findings, training: bool) -> dict[str, list] | None:
+    """The content of a file, or None if it is wrong, or too large for a quick check."""
+    if not os.path.isfile(path):
+        findings.error(f'ann_file {path!r} is not a file: set it to the JSON of the annotations')
+        return None
+    if not findings.thorough and os.path.getsize(path) > LARGEST:
+        return None
     try:
         with open(path, encoding='utf-8') as file:
             content = json.load(file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -150,11 +150,11 @@ class DatasetConfig:
         return paths
 
 
-def datasets_of(cfg: Mapping | Config) -> list[DatasetConfig]:
-    """The data sets of all splits, and their metrics."""
+def datasets_of(cfg: Mapping | Config, splits: Sequence[str] = SPLITS) -> list[DatasetConfig]:
+    """The data sets of some splits, each followed by its metrics."""
     scope = cfg.get('default_scope') or 'mmengine'
     sets: list[DatasetConfig] = []
-    for split in SPLITS:
+    for split in splits:
         loader = cfg.get(f'{split}_dataloader') or {}
         sets += innermost(loader.get('dataset'), f'{split}_dataloader.dataset', scope, split)
         key = f'{split}_evaluator'
@@ -164,7 +164,7 @@ def datasets_of(cfg: Mapping | Config) -> list[DatasetConfig]:
 
 def preparation_of(cfg: Mapping | Config, split: str, preprocessor: Any) -> Any:
     """The model's preprocessor, or options as of one that also does a pipeline's `Normalize`."""
-    pipelines = [d.transforms for d in datasets_of(cfg) if d.split == split and not d.metric]
+    pipelines = [d.transforms for d in datasets_of(cfg, (split,)) if not d.metric]
     steps = (step for pipeline in pipelines for name, step in pipeline if name == 'Normalize')
     step = next(steps, None)
     if step is None:

@@ -21,6 +21,7 @@ from mmvttt.checkpoints.read import open_checkpoint
 from mmvttt.errors import CheckpointError, DataError, ResumeError, first_line
 
 from ..data.annotations import check_data
+from ..data.dataset_config import datasets_of
 from ..registry import hook_class, type_name
 from ..unwrap import bare_model
 from .anomaly_hook import AnomalyHook
@@ -69,7 +70,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
     lock = RunLock(*folders)
     try:
         checkpoint = choose_checkpoint(cfg, folders)
-        check_data(cfg, ('train', 'val'))
+        check_data(cfg, datasets_of(cfg, ('train', 'val')))
         load_whole_model(cfg)
         locate_checkpoints(cfg)
     except Exception:
