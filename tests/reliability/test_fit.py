@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from torch import nn
 from mmvttt.checkpoints.preparation import differences, of_preprocessor, saved_preparation
 from mmvttt.errors import CheckpointMismatchError, ResumeError, UsageError
 from mmvttt.openmmlab.data.dataset_config import preparation_of
-from mmvttt.openmmlab.reliability.fit import require_same_classes
+from mmvttt.openmmlab.reliability.fit import require_same_classes, require_weights
 from mmvttt.openmmlab.reliability.settings import flatten, training_settings
 from mmvttt.openmmlab.unwrap import bare_model
 
@@ -167,6 +168,8 @@ def test_augmented_tests_on_several_processes(monkeypatch: pytest.MonkeyPatch) -
     model.test_step = lambda data: None
     wrapped = Wrapper(dict(module=Average(model)))
     assert bare_model(model) is bare_model(Average(model)) is bare_model(wrapped) is model
+    runner = SimpleNamespace(model=wrapped, cfg={}, test_dataloader=SimpleNamespace(dataset=()))
+    require_weights(runner, model.state_dict(), 'a.pth', whole=True)
 
 
 def test_classes_of_a_checkpoint() -> None:

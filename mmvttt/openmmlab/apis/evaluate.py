@@ -13,7 +13,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 from torch import nn
 
-from mmvttt.checkpoints.read import open_checkpoint, read_content, saved_classes
+from mmvttt.checkpoints.read import read_content, saved_classes
 from mmvttt.deploy.prepare import half_type, prepare
 from mmvttt.errors import UsageError
 from mmvttt.outputs import check_new_file
@@ -23,9 +23,9 @@ from ..data.annotations import check_data
 from ..data.dataset_config import DatasetConfig, datasets_of
 from ..export.file_model import FileModel, open_for
 from ..registry import resolve_type
-from ..reliability.fit import require_same_classes, require_weights
+from ..reliability.fit import require_weights
 from ..tasks import Task, task_of
-from ..unwrap import bare_model, is_wrapped
+from ..unwrap import is_wrapped
 from .train import build_runner, require_checkpoint
 
 _NEEDED = ('model', 'test_dataloader', 'test_cfg', 'test_evaluator')
@@ -99,11 +99,8 @@ def evaluate(
         return prepare(model, 'backbone', half_type() if amp else None, cuda_graph)
 
     check_data(cfg, sets)
-    runner, opened = build_runner(cfg), open_checkpoint(source)
-    require_weights(bare_model(runner.model), cfg, opened, 'test')
-    # Last: another model says more than other classes.
-    metainfo = getattr(runner.test_dataloader.dataset, 'metainfo', {})
-    require_same_classes(opened.content, opened.name, metainfo.get('classes'))
+    runner, content = build_runner(cfg), read_content(source)
+    require_weights(runner, content, source, whole=True)
     runner.register_hook(_TestOther(other))
     runner.test_evaluator.metrics += metrics
     return runner.test()

@@ -23,7 +23,8 @@ from PIL import Image, ImageOps
 from torchvision.ops import batched_nms
 
 from mmvttt.arguments import check_part
-from mmvttt.checkpoints.load import adapted
+from mmvttt.checkpoints.load import adapted, require_whole
+from mmvttt.checkpoints.preparation import warn_of_other_images
 from mmvttt.checkpoints.read import open_checkpoint, saved_dataset
 from mmvttt.deploy.prepare import half_type, prepare
 from mmvttt.errors import DataError, UsageError
@@ -31,10 +32,10 @@ from mmvttt.named_model import image_channels
 from mmvttt.pictures import open_picture
 
 from ..config import building
-from ..data.dataset_config import DatasetConfig, datasets_of
+from ..data.dataset_config import DatasetConfig, datasets_of, preparation_of
 from ..export.file_model import FileModel, open_for
 from ..registry import resolve_type
-from ..reliability.fit import require_weights
+from ..reliability.settings import warn_of_other_model
 from ..tasks import TASKS, Task, task_of
 from ..tasks.prediction import Boxes, Prediction
 
@@ -84,6 +85,7 @@ def open_model(
     if not tests:
         raise UsageError('the config has no test_dataloader, whose pipeline prepares photographs')
     opened = open_checkpoint(checkpoint)
+    weights = opened.weights()
     model_config = copy.deepcopy(config.model)
     if (preprocessor := config.get('data_preprocessor')) is not None:
         model_config.setdefault('data_preprocessor', preprocessor)
@@ -95,8 +97,11 @@ def open_model(
     with building(config):
         model = MODELS.build(model_config)
         predictor = Predictor(model, task, pipeline, dataset)
-    require_weights(model, config, opened, 'test')
-    model.load_state_dict(adapted(model, opened.weights()), strict=False)
+    require_whole(model, weights, opened.name)
+    here = preparation_of(config, 'test', model.data_preprocessor)
+    warn_of_other_images(opened.name, opened.preparation, here)
+    warn_of_other_model(opened.content, config, opened.name)
+    model.load_state_dict(adapted(model, weights), strict=False)
     predictor.model = model = revert_sync_batchnorm(model).to(device).eval()
     if exported is not None:
         predictor.model = FileModel(model, exported, task)

@@ -12,16 +12,18 @@ from types import UnionType
 from typing import Any
 
 import numpy as np
-from mmengine.config import Config
+import torch
 from mmengine.hooks import EMAHook, Hook
 from mmengine.logging import print_log
 from mmengine.optim import OptimWrapper
+from mmengine.registry import MODELS
 from mmengine.runner import Runner
-from torch import Tensor, nn
+from torch import Tensor
 
+from mmvttt.checkpoints.download import without_secrets
 from mmvttt.checkpoints.load import compare, require_some, require_whole
-from mmvttt.checkpoints.preparation import of_preprocessor, warn_of_other_images
-from mmvttt.checkpoints.read import Checkpoint, saved_classes
+from mmvttt.checkpoints.preparation import of_preprocessor, saved_preparation, warn_of_other_images
+from mmvttt.checkpoints.read import named_tensors, saved_classes
 from mmvttt.errors import CheckpointMismatchError, ResumeError
 from mmvttt.text import listed, one_line
 
@@ -147,19 +149,27 @@ def _same_kinds(state: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return all(name in now and kind_of(x) == kind_of(now[name]) for name, x in state.items())
 
 
-def require_weights(model: nn.Module, cfg: Config, opened: Checkpoint, split: str) -> None:
-    """Compares a checkpoint, and its images, with a model that trains or tests by a config.
+def require_weights(runner: Runner, content: Any, source: str, whole: bool = False) -> None:
+    """Compares the `content` of the checkpoint `source` with a runner's model, and its images.
 
-    For `split` 'train' see `require_some`. For 'test' see `require_whole`; there other options of
-    the model change the results.
+    See `require_some`, or with `whole` `require_whole`; then it has the classes of the test set.
     """
-    here = preparation_of(cfg, split, getattr(model, 'data_preprocessor', None))
-    warn_of_other_images(opened.name, opened.preparation, here)
-    if split == 'test':
-        require_whole(model, opened.weights(), opened.name)
-        warn_of_other_model(opened.content, cfg, opened.name)
+    source = one_line(without_secrets(source))
+    if isinstance(runner.model, dict):
+        # FlexibleRunner builds the model later; here names and shapes suffice.
+        with torch.device('meta'):
+            model = MODELS.build(runner.model)
     else:
-        require_some(model, opened.weights(), opened.name)
+        model = bare_model(runner.model)
+        preprocessor = getattr(model, 'data_preprocessor', None)
+        here = preparation_of(runner.cfg, 'test' if whole else 'train', preprocessor)
+        warn_of_other_images(source, saved_preparation(content), here)
+    (require_whole if whole else require_some)(model, named_tensors(content, source), source)
+    if whole:
+        warn_of_other_model(content, runner.cfg, source)
+        # Last: another model says more than other classes.
+        metainfo = getattr(runner.test_dataloader.dataset, 'metainfo', {})
+        require_same_classes(content, source, metainfo.get('classes'))
 
 
 def require_same_classes(content: Any, source: str, classes: Sequence[str] | None) -> None:

@@ -9,21 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from mmengine import hooks
 from mmengine.config import Config
 from mmengine.logging import print_log
-from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
-from mmvttt.checkpoints.load import require_some
-from mmvttt.checkpoints.read import open_checkpoint
+from mmvttt.checkpoints.read import read_content
 from mmvttt.errors import CheckpointError, DataError, ResumeError, first_line
 
 from ..data.annotations import check_data
 from ..data.dataset_config import datasets_of
 from ..registry import hook_class, type_name
-from ..unwrap import bare_model
 from .anomaly_hook import AnomalyHook
 from .checkpoint_hook import CheckpointHook
 from .exact_resume import make_exact
@@ -130,13 +126,7 @@ def protect_runner(runner: Runner, start: Start) -> Iterator[None]:
             runner.register_hook(CompareOnLoad(checkpoint), priority='HIGHEST')
             runner.resume = partial(_resume, runner.resume)
         elif runner._load_from:
-            opened = open_checkpoint(runner._load_from)
-            if isinstance(runner.model, dict):
-                # FlexibleRunner builds the model later; here names and shapes suffice.
-                with torch.device('meta'):
-                    require_some(MODELS.build(runner.model), opened.weights(), opened.name)
-            else:
-                require_weights(bare_model(runner.model), runner.cfg, opened, 'train')
+            require_weights(runner, read_content(runner._load_from), runner._load_from)
             runner.register_hook(FitHeads())
         yield
     except DataError:
