@@ -33,6 +33,7 @@ from mmvttt.openmmlab.apis.evaluate import evaluate
 from mmvttt.openmmlab.apis.train import train
 from mmvttt.openmmlab.compat.checkpoints import load_safely
 from mmvttt.openmmlab.data.annotations import check_data
+from mmvttt.openmmlab.data.dataset_config import datasets_of
 
 from ..models.building import VITTT
 from .pickles import Reduced
@@ -241,6 +242,7 @@ def test_an_inferencer_does_not_take_its_config_from_the_checkpoint(
 
 def test_the_check_for_data_builds_nothing(canary: Path, tmp_path: Path) -> None:
     dataset = dict(type='os.mkdir', path=str(canary), data_root=str(tmp_path))
-    check_data(Config(dict(train_dataloader=dict(dataset=dataset))))
+    cfg = Config(dict(train_dataloader=dict(dataset=dataset)))
+    check_data(cfg, datasets_of(cfg, ('train',)))
     with pytest.raises(Exception, match='mkdir'):
         MODELS.build(dict(type='os.mkdir', paths=str(canary)))

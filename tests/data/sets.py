@@ -2,11 +2,16 @@
 
 import copy
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from mmengine.config import Config
 from PIL import Image
+
+from mmvttt.openmmlab.data import annotations
+from mmvttt.openmmlab.data.dataset_config import SPLITS, datasets_of
+from mmvttt.openmmlab.data.findings import Findings
 
 SIZE = (48, 64)
 CLASSES = ('cat', 'dog')
@@ -77,6 +82,16 @@ def coco_dataset(root: Path, **changes: object) -> dict:
 def config(dataset: dict, scope: str = 'mmdet', split: str = 'train', **more: object) -> Config:
     loader = dict(batch_size=2, dataset=copy.deepcopy(dataset))
     return Config({'default_scope': scope, f'{split}_dataloader': loader, **more})
+
+
+def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
+    annotations.check_data(cfg, datasets_of(cfg, splits))
+
+
+def check_annotations(
+    cfg: Config, splits: Sequence[str] = SPLITS, **depth: bool
+) -> Iterator[Findings]:
+    return annotations.check_annotations(cfg, datasets_of(cfg, splits), **depth)
 
 
 def make_labels(root: Path, maps: int = 3, classes: int = 3) -> None:

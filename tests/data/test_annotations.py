@@ -13,8 +13,6 @@ from pycocotools.mask import encode
 
 from mmvttt.errors import DataError
 from mmvttt.openmmlab.data import coco as coco_check
-from mmvttt.openmmlab.data.annotations import check_annotations, check_data
-from mmvttt.openmmlab.data.dataset_config import datasets_of
 from mmvttt.openmmlab.data.findings import Findings
 from mmvttt.openmmlab.reliability import SeededDataset
 
@@ -23,6 +21,8 @@ from ..public_data import public_data
 from .sets import (
     SIZE,
     annotation,
+    check_annotations,
+    check_data,
     coco,
     coco_dataset,
     config,
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def findings(boxes: Path, content: object, images: bool = False, **changes: object) -> Findings:
     write(boxes, content)
-    (report,) = check_annotations(config(coco_dataset(boxes, **changes)), images=images)
+    (report,) = check_annotations(config(coco_dataset(boxes, **changes)), ('train',), images=images)
     return report
 
 
@@ -136,20 +136,20 @@ def test_evaluators_with_other_annotations(boxes: Path, logged: list[str]) -> No
     other.write_text('{}')
     evaluator = dict(type='CocoMetric', ann_file=str(other))
     cfg = config(coco_dataset(boxes), split='val', val_evaluator=[evaluator])
-    check_data(cfg)
+    check_data(cfg, ('val',))
     (text,) = logged
     assert f": val_evaluator.0.ann_file is '{other}', and val_dataloader.dataset reads" in text
     assert text.endswith(f'set val_evaluator.0.ann_file={own}')
     (boxes / 'link.json').symlink_to(own)
     for same in own, boxes / 'link.json', boxes / '..' / boxes.name / 'a.json':
         cfg.val_evaluator[0].ann_file = str(same)
-        check_data(cfg)
+        check_data(cfg, ('val',))
     # Several sets may be merged in one file; a set of panoptics has boxes in another one.
     cfg.val_evaluator[0].ann_file = str(other)
     several = dict(type='ConcatDataset', datasets=[coco_dataset(boxes), coco_dataset(boxes)])
     for dataset in several, coco_dataset(boxes, type='CocoPanopticDataset'):
         cfg.val_dataloader.dataset = dataset
-        check_data(cfg)
+        check_data(cfg, ('val',))
     assert len(logged) == 1
 
 
@@ -180,7 +180,7 @@ def test_images_without_a_box_may_be_part_of_a_training(boxes: Path) -> None:
     refused(lambda: check_data(config(dataset)), 'no box to learn', kind=DataError)
     check_data(config(dict(type='ConcatDataset', datasets=[dataset, dict(dataset, indices=1)])))
     write(boxes, {k: v for k, v in coco().items() if k != 'annotations'})
-    check_data(config(dataset, split='test'))
+    check_data(config(dataset, split='test'), ('test',))
     refused(lambda: check_data(config(dataset)), 'no list annotations:')
 
 
@@ -242,8 +242,7 @@ def test_real_sets_have_no_fault(
     monkeypatch.setenv('MMVTTT_DATA', str(public_data(folder).parent))
     cfg = Config.fromfile(ROOT / f'configs/{name}.py')
     check_data(cfg)
-    train = check_annotations(cfg, datasets_of(cfg, ('train',)), images=False)
-    val = check_annotations(cfg, datasets_of(cfg, ('val',)))
+    train, val = check_annotations(cfg, ('train',), images=False), check_annotations(cfg, ('val',))
     for report, count in zip([*train, *val], images, strict=True):
         assert not report.errors + report.warnings, str(report)
         assert report.summary.startswith(f'{count} images')
@@ -281,7 +280,7 @@ def test_pictures_that_are_learned_and_measured(
         cfg = config(dataset, scope)
         # As the same set without augmentation.
         cfg.val_dataloader = dict(dataset=dict(dataset, test_mode=True))
-        _, report = check_annotations(cfg, thorough=False)
+        _, report = check_annotations(cfg, ('train', 'val'), thorough=False)
         assert [w for w in report.warnings if words in w], report
         cfg.train_dataloader, cfg.test_dataloader = None, cfg.val_dataloader
         assert not [w for f in check_annotations(cfg, thorough=False) for w in f.warnings]
@@ -291,8 +290,8 @@ def test_pictures_that_are_learned_and_measured(
     cfg = config(coco_dataset(boxes))
     for place, count in (('copy', 3), ('link', 4)):
         cfg.val_dataloader = dict(dataset=coco_dataset(tmp_path / place))
-        _, report = check_annotations(cfg, thorough=False)
+        _, report = check_annotations(cfg, ('train', 'val'), thorough=False)
         assert f'{count} of 4 pictures' in report.warnings[0]
     cfg.train_dataloader.dataset.indices, cfg.val_dataloader.dataset.indices = [0, 1], [2, 3]
-    _, report = check_annotations(cfg, thorough=False)
+    _, report = check_annotations(cfg, ('train', 'val'), thorough=False)
     assert not report.warnings

@@ -7,10 +7,9 @@ import pytest
 from mmengine.config import Config
 
 from mmvttt.errors import DataError
-from mmvttt.openmmlab.data.annotations import check_annotations, check_data
 
 from .faults import EVERY, RIGHT, THOROUGH, Make
-from .sets import KINDS, config
+from .sets import KINDS, check_annotations, check_data, config
 
 
 def damaged(kind: str, make: Make, folder: Path) -> Config:
@@ -29,7 +28,7 @@ def test_every_fault_is_named(kind: str, name: str, tmp_path: Path) -> None:
     """By check_data.py, and before a training."""
     make, words, fatal = EVERY[kind][name]
     cfg = damaged(kind, make, tmp_path)
-    (report,) = check_annotations(cfg)
+    (report,) = check_annotations(cfg, ('train',))
     assert re.search(words, str(report)), str(report)
     assert bool(report.errors) == fatal, str(report)
     if fatal and name not in THOROUGH:
@@ -42,6 +41,6 @@ def test_every_fault_is_named(kind: str, name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(('kind', 'name'), [(k, n) for k in RIGHT for n in RIGHT[k]])
 def test_what_is_right_is_left_alone(kind: str, name: str, tmp_path: Path) -> None:
     cfg = damaged(kind, RIGHT[kind][name], tmp_path)
-    (report,) = check_annotations(cfg)
+    (report,) = check_annotations(cfg, ('train',))
     assert not report.errors + report.warnings
     check_data(cfg)

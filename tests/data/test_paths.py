@@ -6,10 +6,8 @@ import pytest
 from mmengine.config import Config
 
 from mmvttt.errors import MissingDataError
-from mmvttt.openmmlab.data.annotations import check_data
-from mmvttt.openmmlab.data.dataset_config import datasets_of
 
-from .sets import coco_dataset, config
+from .sets import check_data, coco_dataset, config
 
 SEG = dict(data_prefix=dict(img='', seg='no'))
 # A storage backend may map its paths to elsewhere, as mmdet's documentation of Petrel does.
@@ -35,8 +33,7 @@ def test_nothing_to_say_where_all_is_there(boxes: Path) -> None:
     check_data(
         config(coco_dataset('remote/', **REMOTE), split='val', val_evaluator=[{**METRIC, **REMOTE}])
     )
-    cfg = config(coco_dataset('nowhere'), split='test')
-    check_data(cfg, datasets_of(cfg, ('train', 'val')))
+    check_data(config(coco_dataset('nowhere'), split='test'), ('train', 'val'))
 
 
 def test_missing_root(boxes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from mmengine.registry import DATASETS
 from PIL import Image
 
 from mmvttt.errors import DataError
-from mmvttt.openmmlab.data.annotations import check_annotations, check_data
 from mmvttt.openmmlab.data.findings import Findings
 from mmvttt.openmmlab.data.images import read_image
 from mmvttt.openmmlab.data.labels import _label
@@ -21,6 +20,8 @@ from mmvttt.openmmlab.reliability import SeededDataset
 from ..bad_input.cases import refused, run_cases
 from .sets import (
     SIZE,
+    check_annotations,
+    check_data,
     coco,
     coco_dataset,
     config,
@@ -33,7 +34,7 @@ from .sets import (
 
 
 def only(cfg: object, **options: object) -> Findings:
-    (report,) = check_annotations(cfg, **options)
+    (report,) = check_annotations(cfg, ('train',), **options)
     return report
 
 

@@ -24,7 +24,7 @@ from mmvttt.text import one_line
 
 from ..tasks import class_counts, task_of
 from .coco import check_coco
-from .dataset_config import DatasetConfig, datasets_of
+from .dataset_config import DatasetConfig
 from .dropped import dropped_objects
 from .findings import Findings
 from .folders import check_folders
@@ -34,7 +34,7 @@ from .labels import check_labels
 Sets = Sequence[DatasetConfig]
 
 
-def check_data(cfg: Config, sets: Sets | None = None) -> None:
+def check_data(cfg: Config, sets: Sets) -> None:
     """Checks that the folders and annotation files that a config names exist, and make sense.
 
     Reads annotations for about a second (see `check_annotations`); tools/check_data.py reads all,
@@ -42,7 +42,7 @@ def check_data(cfg: Config, sets: Sets | None = None) -> None:
 
     Args:
         cfg: The config of a run.
-        sets: The data sets and metrics to check; default: all of the config.
+        sets: Its data sets and metrics that are checked, of `datasets_of`.
 
     Raises:
         MissingDataError: A folder or an annotation file does not exist.
@@ -77,14 +77,13 @@ def _check_paths(sets: Sets) -> None:
 
 
 def check_annotations(
-    cfg: Config, sets: Sets | None = None, *, thorough: bool = True, images: bool = True
+    cfg: Config, sets: Sets, *, thorough: bool = True, images: bool = True
 ) -> Iterator[Findings]:
     """Yields the findings in each data set of a supported format, as deep as `Findings` says.
 
     The arguments and a first MissingDataError are those of `check_data`.
     """
     checked: list[tuple[DatasetConfig, Findings]] = []
-    sets = datasets_of(cfg) if sets is None else sets
     _check_paths(sets)
     for data in sets:
         if (

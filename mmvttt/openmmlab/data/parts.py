@@ -63,9 +63,10 @@ def held_out(
     if len(val) <= len(images) / 10:
         val = _fifth(groups, dict.fromkeys(groups), rarest)
     if not val and len(images) > 1:
-        # Few pictures: the last group, or where all belong together, the last of them.
+        # Few pictures: the last small group, or where all belong together, the last of them.
         small = [group for _, group in sorted(groups.items()) if len(group) <= len(images) / 2]
-        val = {*(small or [range(len(images) - max(1, len(images) // 5), len(images))])[-1]}
+        last_fifth = range(len(images))[-max(1, len(images) // 5) :]
+        val = {*(small[-1] if small else last_fifth)}
     return {images[number] for number in val}
 
 
