@@ -27,8 +27,8 @@ def main() -> None:
         from mmvttt.openmmlab.data.dataset_config import datasets_of
 
         config = load_config(args.config, cfg_options=args.cfg_options)
-        sets = datasets_of(config, args.splits)
-        for findings in check_annotations(config, sets, images=not args.no_images):
+        sets, images = datasets_of(config), not args.no_images
+        for findings in check_annotations(config, sets, args.splits, images=images):
             print(findings)
             checked += 1
             wrong += bool(findings.errors)

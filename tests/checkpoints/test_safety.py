@@ -243,6 +243,6 @@ def test_an_inferencer_does_not_take_its_config_from_the_checkpoint(
 def test_the_check_for_data_builds_nothing(canary: Path, tmp_path: Path) -> None:
     dataset = dict(type='os.mkdir', path=str(canary), data_root=str(tmp_path))
     cfg = Config(dict(train_dataloader=dict(dataset=dataset)))
-    check_data(cfg, datasets_of(cfg, ('train',)))
+    check_data(cfg, datasets_of(cfg))
     with pytest.raises(Exception, match='mkdir'):
         MODELS.build(dict(type='os.mkdir', paths=str(canary)))

@@ -85,13 +85,13 @@ def config(dataset: dict, scope: str = 'mmdet', split: str = 'train', **more: ob
 
 
 def check_data(cfg: Config, splits: Sequence[str] = SPLITS) -> None:
-    annotations.check_data(cfg, datasets_of(cfg, splits))
+    annotations.check_data(cfg, datasets_of(cfg), splits)
 
 
 def check_annotations(
     cfg: Config, splits: Sequence[str] = SPLITS, **depth: bool
 ) -> Iterator[Findings]:
-    return annotations.check_annotations(cfg, datasets_of(cfg, splits), **depth)
+    return annotations.check_annotations(cfg, datasets_of(cfg), splits, **depth)
 
 
 def make_labels(root: Path, maps: int = 3, classes: int = 3) -> None:

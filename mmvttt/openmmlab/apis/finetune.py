@@ -153,7 +153,7 @@ def _configured(
         own |= dict(folder=os.fspath(root), request=asdict(request), data=digest)
         write_config(out, base, own)
     cfg = load_config(complete_config(out))
-    for findings in check_annotations(cfg, datasets_of(cfg, ('train', 'val'))):
+    for findings in check_annotations(cfg, datasets_of(cfg), ('train', 'val')):
         if findings.errors:
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         for warning in findings.warnings:

@@ -24,7 +24,7 @@ from mmvttt.text import one_line
 
 from ..tasks import class_counts, task_of
 from .coco import check_coco
-from .dataset_config import DatasetConfig
+from .dataset_config import SPLITS, DatasetConfig
 from .dropped import dropped_objects
 from .findings import Findings
 from .folders import check_folders
@@ -34,7 +34,7 @@ from .labels import check_labels
 Sets = Sequence[DatasetConfig]
 
 
-def check_data(cfg: Config, sets: Sets) -> None:
+def check_data(cfg: Config, sets: Sets, splits: Sequence[str] = SPLITS) -> None:
     """Checks that the folders and annotation files that a config names exist, and make sense.
 
     Reads annotations for about a second (see `check_annotations`); tools/check_data.py reads all,
@@ -42,14 +42,15 @@ def check_data(cfg: Config, sets: Sets) -> None:
 
     Args:
         cfg: The config of a run.
-        sets: Its data sets and metrics that are checked, of `datasets_of`.
+        sets: Its data sets and metrics, of `datasets_of`.
+        splits: Splits to check, of 'train', 'val', 'test'.
 
     Raises:
         MissingDataError: A folder or an annotation file does not exist.
         DataError: No class is a category, a file is not JSON, there is nothing to learn, a label is
             outside the classes, …, with a remedy.
     """
-    for findings in check_annotations(cfg, sets, thorough=False):
+    for findings in check_annotations(cfg, sets, splits, thorough=False):
         if findings.errors:
             raise DataError(f'{findings.key}: {findings.errors[0]}')
         # All ranks read the same data; one of them logs.
@@ -57,14 +58,14 @@ def check_data(cfg: Config, sets: Sets) -> None:
             print_log(one_line(f'{findings.key}: {warning}'), 'current', logging.WARNING)
 
 
-def _check_paths(sets: Sets) -> None:
+def _check_paths(sets: Sets, splits: Sequence[str]) -> None:
     """Raises a MissingDataError if a folder or an annotation file does not exist.
 
     Skips remote paths (`s3://…`), storage backends (`backend_args`) and downloaded data.
     """
     root = os.environ.get('MMVTTT_DATA', 'data/')
     for data in sets:
-        for name, path in data.paths.items():
+        for name, path in data.paths.items() if data.split in splits else ():
             if os.path.exists(path):
                 continue
             variable = ', set the environment variable MMVTTT_DATA' if path.startswith(root) else ''
@@ -77,21 +78,22 @@ def _check_paths(sets: Sets) -> None:
 
 
 def check_annotations(
-    cfg: Config, sets: Sets, *, thorough: bool = True, images: bool = True
+    cfg: Config,
+    sets: Sets,
+    splits: Sequence[str] = SPLITS,
+    *,
+    thorough: bool = True,
+    images: bool = True,
 ) -> Iterator[Findings]:
     """Yields the findings in each data set of a supported format, as deep as `Findings` says.
 
     The arguments and a first MissingDataError are those of `check_data`.
     """
     checked: list[tuple[DatasetConfig, Findings]] = []
-    _check_paths(sets)
+    _check_paths(sets, splits)
     for data in sets:
-        if (
-            data.metric
-            or not (format := data.format)
-            or data.remote
-            or data.config in [other.config for other, _ in checked]
-        ):
+        format = data.format if data.split in splits and not data.metric else ''
+        if not format or data.remote or data.config in [other.config for other, _ in checked]:
             continue
         findings = Findings(data.key, thorough, images and data.reads_files)
         try:

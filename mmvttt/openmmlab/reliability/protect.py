@@ -66,7 +66,7 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
     lock = RunLock(*folders)
     try:
         checkpoint = choose_checkpoint(cfg, folders)
-        check_data(cfg, datasets_of(cfg, ('train', 'val')))
+        check_data(cfg, datasets_of(cfg), ('train', 'val'))
         load_whole_model(cfg)
         locate_checkpoints(cfg)
     except Exception:
