@@ -148,6 +148,15 @@ def test_a_gradient_that_is_off_by_a_twentieth_is_seen(name, dtype, factor):
     assert found.startswith(f'the gradient of {record.names[index]} differs')
 
 
+@pytest.mark.parametrize('dtype', [BF16, FP16], ids=str)
+@pytest.mark.parametrize(('images', 'heads'), [(1, 3), (2, 3), (3, 3), (2, 6)])
+def test_a_right_kernel_agrees_where_the_z_of_a_key_hardly_varies(images, heads, dtype):
+    """Tokens of Vittt-T and -S at 224²: with two images of Vittt-T, one σ is tiny."""
+    case = scan(196, dim=64, batch=images, heads=heads)
+    record, args = arguments('ttt_linear', case, dtype)
+    assert verdict(record, emulation, args) == _check.AGREES
+
+
 @pytest.mark.parametrize('name', ['eta', 'token_scale'])
 def test_a_gradient_of_small_differences_has_a_bound(name):
     record, args = arguments('ttt_linear', CASES['ttt_linear'], FP32)
