@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -23,8 +24,9 @@ from scipy import ndimage
 import mmvttt
 from mmvttt.checkpoints.published import published_file
 from mmvttt.errors import DataError, ResumeError, UsageError
+from mmvttt.openmmlab.apis import finetune as finetune_api
 from mmvttt.openmmlab.apis.finetune import _Progress
-from mmvttt.openmmlab.apis.finetune_config import read_settings
+from mmvttt.openmmlab.apis.finetune_config import BEST, LAST, read_settings
 from mmvttt.openmmlab.apis.finetune_pictures import PICTURES, _labelled, _rated
 from mmvttt.openmmlab.config import load_config
 from mmvttt.openmmlab.data.own_folder import OwnFolder
@@ -231,6 +233,39 @@ def test_a_checkpoint_of_a_starts_config_is_used(tmp_path: Path, begins: None) -
     cfg = begun(tmp_path / 'set', tmp_path / 'out', start=start, steps=1)
     assert cfg.load_from == str(start[1])
     assert cfg.optim_wrapper.optimizer.lr == 8e-4
+
+
+def test_the_best_weights_predict_although_others_are_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / 'run').mkdir()
+    for seconds, name in enumerate(('best_mIoU_iter_2.pth', 'iter_4.pth')):
+        (tmp_path / 'run' / name).write_text(name)
+        os.utime(tmp_path / 'run' / name, (seconds, seconds))
+    opened = []
+    for name in ('draw_results', 'draw_predictions'):
+        monkeypatch.setattr(finetune_api, name, lambda *_: None)
+    monkeypatch.setattr(
+        finetune_api, 'open_model', lambda _, path, *__: opened.append(path) or SimpleNamespace()
+    )
+    progress = SimpleNamespace(best={'metrics': {}}, table=[], history=[], keys=[])
+    for _ in range(2):
+        finetune_api._finished(tmp_path, Config(), progress)
+        assert (tmp_path / BEST).read_text() == 'best_mIoU_iter_2.pth'
+        assert (tmp_path / LAST).read_text() == 'iter_4.pth'
+    assert opened == [tmp_path / BEST] * 2
+
+
+def test_less_time_than_usual_takes_the_usual_steps_where_they_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr('mmvttt.openmmlab.apis.finetune_plan._estimated', lambda *_: (0.001, 1.0))
+    boxes(tmp_path / 'set', 10, objects=2)
+    usual, short, long = (
+        mmvttt.plan(tmp_path / 'set', minutes=minutes)['steps'] for minutes in (10, 1, 20)
+    )
+    assert usual == short > 10
+    assert long == 2 * usual
 
 
 def test_a_plan_is_json(tmp_path: Path) -> None:

@@ -295,8 +295,9 @@ class _Progress(Hook):
 
 def _finished(out: Path, cfg: Config, progress: _Progress) -> Predictor:
     """The trained model with its results; the pictures of the report are written once."""
-    for name, kind in ((BEST, 'best'), (LAST, 'last')):
-        if not (out / name).exists() and (source := checkpoint_in(out, kind)) is not None:
+    for name in (BEST, LAST):
+        source = checkpoint_in(out, name)
+        if source not in (None, out / name):
             # A second name where the disk has those.
             try:
                 os.link(source, out / name)

@@ -172,7 +172,8 @@ def _fitted(
                 own[key] = [round(side * 0.75 / 32) * 32 for side in own[key]]
     in_time = max(1, int(time_to_train / seconds))
     # More time than usual is for more steps than usual.
-    steps = request.steps or min(math.ceil(enough * minutes / default_minutes()), in_time)
+    useful = math.ceil(enough * max(1, minutes / default_minutes()))
+    steps = request.steps or min(useful, in_time)
     # To predict a picture takes about half as long as to train on it, unless most of it is frozen.
     validation = len(data.val) * seconds / own['batch'] / (1 if own['frozen'] else 2)
     number = min(_VALIDATIONS, max(2, round(steps * seconds / 4 / validation)))
