@@ -2,7 +2,7 @@
 
     python tools/dev/gpu_check.py --out DIR [--part models|ops|times|sanitizer]
 
-Without --part these are all but the sanitizer, in less than ten minutes. Whole models come first:
+Without --part these are all but the sanitizer, in ten minutes or so. Whole models come first:
 outputs and gradients, then the tests of the ops, then wall, GPU and host time.
 Results are in DIR as soon as a step ends: `gpu_check.log`, and tables that name the GPU and the
 versions. A step that runs out of time is interrupted and reports what it has.
@@ -36,8 +36,9 @@ TESTS = {
     ),
     'ops': (('tests/kernels/test_*.py', 'tests/numbers/test_ops.py'), 220),
 }
-# Processes that test side by side.
-PROCESSES = 6
+# Processes that test side by side: each compiles kernels on one core.
+CORES = os.cpu_count() or 1
+PROCESSES = max(2, min(12, CORES))
 # Seconds in which an interrupted process reports.
 GRACE = 15
 PYTEST = ('-m', 'pytest', '-p', 'no:cacheprovider', '-m', 'gpu')
@@ -73,8 +74,9 @@ class Check:
         commands: Sequence[Sequence[str]],
         seconds: float,
         under: Sequence[str] = (),
+        **variables: str,
     ) -> None:
-        """Runs Python with each of the commands side by side."""
+        """Runs Python with each of the commands side by side, with environment variables."""
         self.say(f'== {title}')
         start = time.monotonic()
         limit = ('timeout', '--foreground', '--signal=INT', f'--kill-after={GRACE}', f'{seconds}')
@@ -82,7 +84,7 @@ class Check:
             subprocess.Popen(
                 [*limit, *under, sys.executable, *command],
                 cwd=ROOT,
-                env=self.env,
+                env={**self.env, **variables},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -121,7 +123,10 @@ class Check:
             return
         shares = share(names)
         title = f'{part}: {len(names)} tests in {len(shares)} processes'
-        self.run(title, [(*PYTEST, *names) for names in shares], seconds)
+        # Else each process would compute its references with as many threads as there are cores.
+        threads = str(max(1, CORES // len(shares)))
+        commands = [(*PYTEST, *names) for names in shares]
+        self.run(title, commands, seconds, OMP_NUM_THREADS=threads)
 
     def sanitizer(self) -> None:
         """The backward passes of ttt_glu and ttt_mlp, which ptxas 12.8 is known to miscompile."""
@@ -131,11 +136,9 @@ class Check:
             return
         under = (program, '--tool', 'memcheck', '--error-exitcode', '1')
         which = 'agree_with_fp64 and (ttt_glu or ttt_mlp) and bfloat16'
-        # In torch's cached blocks an access behind a tensor is legal.
-        self.env['PYTORCH_NO_CUDA_MEMORY_CACHING'] = '1'
         command = (*PYTEST, 'tests/kernels/test_ops_gpu.py', '-k', which)
-        self.run('compute-sanitizer', [command], 290, under)
-        del self.env['PYTORCH_NO_CUDA_MEMORY_CACHING']
+        # In torch's cached blocks an access behind a tensor is legal.
+        self.run('compute-sanitizer', [command], 290, under, PYTORCH_NO_CUDA_MEMORY_CACHING='1')
 
     def times(self) -> None:
         """Wall and GPU time of inference and of training steps, and the host's time."""
