@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -143,10 +143,13 @@ def draw_losses(look: Look) -> list[Path]:
         figure.legend(loc='outside lower center', ncols=2)
     else:
         figure, (panel,) = panels(1, 1, (8, 4.2), title)
-        for column, label in ((1, 'before the step'), (2, 'after the step')):
-            _plot_by_layer(panel, rows, column, label=label)
+        places = np.arange(len(rows))
+        for shift, column, label in ((-0.2, 1, 'before the step'), (0.2, 2, 'after the step')):
+            panel.bar(places + shift, [row[column] for row in rows], 0.4, label=label)
+        panel.set_xticks(places, [block_title(row[0]) for row in rows], rotation=45, ha='right')
         panel.set_ylabel('inner loss')
         panel.axhline(0, color='black', lw=0.8)
+        panel.grid(visible=True, axis='y')
         beside_panel(panel)
     table = look.table('loss', ('layer', 'first', 'last'), rows)
     return [look.save(figure, 'loss'), table]
@@ -163,9 +166,10 @@ def draw_states(look: Look) -> list[Path]:
     )
     rows = _scalars(look, names)
     figure, axes = panels(1, 3, (4.2, 3.8), f'Inner states, mean over heads, {look.counted}')
-    for column, (panel, label) in enumerate(zip(axes, labels, strict=True), 1):
-        _plot_by_layer(panel, rows, column)
-        panel.set(title=label, ylim=(0, 1.1 * max(row[column] for row in rows)))
+    for panel, label, values in zip(axes, labels, list(zip(*rows, strict=True))[1:], strict=True):
+        panel.plot(range(1, len(values) + 1), values, marker='o')
+        panel.set(title=label, ylim=(0, 1.1 * max(values)))
+        _by_layer(panel)
     return [look.save(figure, 'state'), look.table('state', ('layer', *names), rows)]
 
 
@@ -228,9 +232,13 @@ def draw_keys(look: Look) -> list[Path]:
         )
     by_layer = means(rows)
     figure, (panel,) = panels(1, 1, (7, 4), f'Key shift, {look.counted}')
-    _plot_by_layer(panel, by_layer, 1, label='this model')
-    _plot_by_layer(panel, by_layer, 2, label='independent keys, 1/√N', linestyle='--')
+    layers = range(1, len(by_layer) + 1)
+    panel.plot(layers, [row[1] for row in by_layer], marker='o', label='this model')
+    panel.plot(
+        layers, [row[2] for row in by_layer], '--', color='grey', label='independent keys, 1/√N'
+    )
     panel.set(ylabel='‖mean of keys‖ / mean of ‖key‖', ylim=(0, None))
+    _by_layer(panel)
     beside_panel(panel)
     columns = ('layer', 'key_shift', 'independent')
     return [look.save(figure, 'keys'), look.table('keys', columns, by_layer)]
@@ -252,9 +260,7 @@ def _scalars(look: Look, names: Sequence[str]) -> list[tuple]:
     return means([(layer.name, *(layer.scalars()[n] for n in names)) for layer in layers])
 
 
-def _plot_by_layer(panel: Axes, rows: Sequence[tuple], column: int, **options: Any) -> None:
-    """Draws a column of a table of layers."""
-    panel.plot(range(1, len(rows) + 1), [row[column] for row in rows], marker='o', **options)
+def _by_layer(panel: Axes) -> None:
     panel.set_xlabel('layer')
     panel.locator_params(axis='x', integer=True)
     panel.grid(visible=True)

@@ -39,7 +39,11 @@ class FromLibrary(BaseModule):
     where next to nothing matches. mmengine's own loading is `strict=False` and silent. With
     `ema=True` the averaged weights of the file are loaded, MESA's teacher for one.
     `dict(type='mmvttt.InheritViT', …)` takes the same options for the checkpoint of a ViT.
-    `norm_cfg` is OpenMMLab's name of `norm_layer`, where the class has one.
+
+    Args:
+        init_cfg: mmengine's.
+        norm_cfg: OpenMMLab's name of `norm_layer`, where the class has one.
+        options: The options of the class.
     """
 
     init_cfg: Any
@@ -47,7 +51,12 @@ class FromLibrary(BaseModule):
 
     def __init__(self, *args: Any, init_cfg: Any = None, **options: Any) -> None:
         options = {**dict(zip(config_options(type(self)), args, strict=False)), **options}
-        if 'norm_layer' in {*config_options(type(self))} - {*options} and 'norm_cfg' in options:
+        if 'norm_cfg' in options and 'norm_layer' in config_options(type(self)):
+            if 'norm_layer' in options:
+                raise OptionTypeError(
+                    f'{type(self).__name__} gets norm_cfg and norm_layer, two names of one option: '
+                    'give one of them.'
+                )
             options['norm_layer'] = options.pop('norm_cfg')
         if 'pretrained' in options:
             raise OptionTypeError(

@@ -14,6 +14,7 @@ On a GPU nothing is replaced: wall, GPU and host time of the same ops and steps,
 import argparse
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -23,7 +24,7 @@ import compile_kernels
 import timm
 import torch
 from torch import Tensor, nn
-from torch.utils.benchmark import Timer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mmvttt.models.timm  # noqa: F401 - registers the models
 from mmvttt.analysis.benchmark import time_batches
@@ -87,19 +88,22 @@ def host_times(calls: dict[Any, Callable[[], Any]], seconds: float) -> dict[Any,
     Time of the processor, or on a GPU the time until the call returns.
     """
     clock = time.perf_counter if DEVICE.type == 'cuda' else time.process_time
-    timers = {n: Timer('call()', globals={'call': call}, timer=clock) for n, call in calls.items()}
-    for timer in timers.values():
-        timer.timeit(1)
-    # Each block of calls takes 20 ms.
-    means = {n: timer.timeit(1).mean for n, timer in timers.items()}
-    numbers = {n: max(1, int(0.02 / max(mean, 1e-6))) for n, mean in means.items()}
     times: dict[Any, list[float]] = {name: [] for name in calls}
-    end = time.perf_counter() + seconds * len(calls)
-    while not all(times.values()) or time.perf_counter() < end:
-        for name, timer in timers.items():
+    numbers, end = {}, 0.0
+    while not end or time.perf_counter() < end:
+        for name, call in calls.items():
+            if not end:
+                call()
+                start = clock()
+                call()
+                numbers[name] = max(1, int(0.02 / max(clock() - start, 1e-6)))
             if DEVICE.type == 'cuda':
                 torch.cuda.synchronize()
-            times[name].append(timer.timeit(numbers[name]).mean * 1e6)
+            start = clock()
+            for _ in range(numbers[name]):
+                call()
+            times[name].append((clock() - start) / numbers[name] * 1e6)
+        end = end or time.perf_counter() + seconds * len(calls)
     return {name: min(values) for name, values in times.items()}
 
 
@@ -177,8 +181,20 @@ def training_step(name: str, size: list[int], compiled: str) -> Callable[[], Non
     return step
 
 
+class Calls(TorchDispatchMode):
+    """Counts torch's calls, views apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func._schema.name.split('::')[1]] += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
 def time_steps(seconds: float, size: list[int], ways: tuple[str, ...]) -> Iterator[Row]:
-    """A training step of every model. tests/models/test_calls.py counts its calls of torch."""
+    """A training step of every model, and its calls of torch and casts among them."""
     steps = {
         (name, way): training_step(name, size, way)
         for way in ('', *ways)
@@ -193,6 +209,10 @@ def time_steps(seconds: float, size: list[int], ways: tuple[str, ...]) -> Iterat
         if DEVICE.type == 'cuda':
             times = time_batches(step, DEVICE, 8)
             row |= dict(wall_us=1000 * times['latency_ms'], gpu_us=1000 * times['gpu_ms'])
+        if not way:
+            with Calls() as calls:
+                step()
+            row |= dict(calls=calls.counts.total(), casts=calls.counts['_to_copy'])
         yield row
 
 

@@ -63,8 +63,9 @@ def export_model(
             image of one size (see `mmvttt.openmmlab.export.networks`). Not for a `.pt2`.
 
     Raises:
-        UsageError: A wrong suffix, a missing package, a part that needs a fixed size, a model
-            whose predictions cannot be written.
+        UsageError: A wrong suffix, a part that needs a fixed size, a model whose predictions
+            cannot be written.
+        ModuleNotFoundError: A package for the format is not installed.
         CheckpointError, RuntimeError: See `write_model`.
     """
     if require_format(out) == '.pt2' and predictions:

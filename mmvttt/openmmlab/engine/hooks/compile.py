@@ -5,10 +5,12 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
+from torch import nn
 
 from mmvttt.arguments import check_config
 from mmvttt.deploy.compile import blocks_of, compile_blocks, compiling
@@ -63,7 +65,8 @@ class CompileHook(Hook):
         self.blocks = blocks
         self.options = dict(options or {})
         self.required = required
-        self._settings, self._eager = ExitStack(), ExitStack()
+        self._compiled: dict[nn.Module, Any] = {}
+        self._settings = ExitStack()
 
     def before_run(self, runner: Runner) -> None:
         """Runs before a training or a test. Compilation itself starts with the first images."""
@@ -90,11 +93,17 @@ class CompileHook(Hook):
         self._settings.enter_context(compiling())
 
     def after_run(self, runner: Runner) -> None:
+        """Puts torch's settings back."""
         self._settings.close()
 
     def before_val(self, runner: Runner) -> None:
         """Runs the blocks eagerly until `after_val`."""
-        self._eager.enter_context(torch.compiler.set_stance('force_eager'))
+        blocks = [m for m in runner.model.modules() if vars(m).get('_compiled_call_impl')]
+        self._compiled = {block: block._compiled_call_impl for block in blocks}
+        for block in blocks:
+            block._compiled_call_impl = None
 
     def after_val(self, runner: Runner) -> None:
-        self._eager.close()
+        for block, compiled in self._compiled.items():
+            block._compiled_call_impl = compiled
+        self._compiled = {}
