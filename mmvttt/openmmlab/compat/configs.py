@@ -112,21 +112,20 @@ def dump_values_as_values() -> str | None:
     mmengine substitutes in the text of every config that it reads. There a name from somebody's
     data could end its string and run as code. Only strings have two braces side by side.
     """
-    original = Config.pretty_text.fget
+    original, dump = Config.pretty_text.fget, Config.dump
 
     @wraps(original)
     def pretty_text(self: Config) -> str:
         return original(self).replace('{{', r'{\x7b')
 
+    @wraps(dump)
     def dump_values(self: Config, file: str | Path | None = None) -> str | None:
         if str(file or self.filename or '.py').endswith('.py'):
-            text = self.pretty_text
-        else:
-            # JSON is YAML, too.
-            text = fileio.dump(self.to_dict(), file_format='json').replace('{{', r'{\u007b')
+            return dump(self, file)
+        # JSON is YAML, too.
+        text = fileio.dump(self.to_dict(), file_format='json').replace('{{', r'{\u007b')
         if file is None:
             return text
-        # mmengine would overwrite the target of a link.
         write_whole(file, text.encode())
         return None
 

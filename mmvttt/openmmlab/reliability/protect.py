@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mmengine import hooks
 from mmengine.config import Config
+from mmengine.dist import is_main_process
 from mmengine.logging import print_log
 from mmengine.runner import Runner
 
@@ -74,6 +77,10 @@ def protect_config(cfg: Config, *, plain: bool = False) -> Start:
         raise
     if not plain:
         add_protection(cfg)
+    config = Path(cfg.work_dir, os.path.basename(cfg.filename or ''))
+    if is_main_process() and config.is_symlink():
+        # mmengine writes the config here, and would overwrite a link's target.
+        config.unlink()
     return Start(checkpoint, lock)
 
 
