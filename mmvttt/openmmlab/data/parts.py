@@ -62,12 +62,12 @@ def held_out(
     val = _fifth(groups, rarest, rarest)
     if len(val) <= len(images) / 10:
         val = _fifth(groups, dict.fromkeys(groups), rarest)
-    if not val and len(images) > 1:
-        # Few pictures: the last small group, or where all belong together, the last of them.
-        small = [group for _, group in sorted(groups.items()) if len(group) <= len(images) / 2]
-        last_fifth = range(len(images))[-max(1, len(images) // 5) :]
-        val = {*(small[-1] if small else last_fifth)}
-    return {images[number] for number in val}
+    if val or len(images) < 2:
+        return {images[number] for number in val}
+    # Few pictures: the last group, or where all belong together, the last of them.
+    if len(groups) > 1 and len(groups[max(groups)]) <= len(images) / 2:
+        return {images[number] for number in groups[max(groups)]}
+    return held_out(images, classes, {}) if twins else {*images[-max(1, len(images) // 5) :]}
 
 
 def _groups(images: Sequence[str], twins: dict[str, str]) -> dict[str, list[int]]:
