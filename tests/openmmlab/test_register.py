@@ -94,6 +94,14 @@ def test_a_pure_python_config_imports_its_class(name: str, tmp_path: Path) -> No
     assert Config.fromfile(config).model.type is MODELS.get(name)
 
 
+@pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg', 'mmpretrain'])
+def test_every_toolbox_finds_it_by_its_scoped_name(toolbox: str) -> None:
+    registry = pytest.importorskip(f'{toolbox}.registry').MODELS
+    for name in CASES:
+        with torch.device('meta'):
+            assert type(registry.build(cfg=copy.deepcopy(CONFIGS[name]))).__name__ == name
+
+
 def test_norm_cfg_is_openmmlab_s_name_of_norm_layer() -> None:
     norm = dict(type='GN', num_groups=4)
     model = build('HViT3', norm_cfg=norm)

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from mmvttt.checkpoints.atomic_write import write_whole
 from mmvttt.errors import CheckpointError
 
-from .patch import replace, wrapping
+from .patch import replace
 
 if TYPE_CHECKING:
     from mmengine.fileio import LocalBackend
+    from mmengine.infer import BaseInferencer
     from mmengine.logging import HistoryBuffer
+    from torch import nn
 
 
 def load_safely(file: Any, map_location: Any = None, **_: Any) -> Any:
@@ -104,16 +106,20 @@ def ask_for_config() -> None:
     """Makes mmengine's inferencers refuse a config from a checkpoint."""
     from mmengine.infer.infer import BaseInferencer
 
-    @wrapping(BaseInferencer, '_init_model')
+    original = BaseInferencer._init_model
+
+    @wraps(original)
     def init_model(
-        original: Any, self: Any, cfg: Any, weights: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+        self: BaseInferencer, cfg: Any, weights: Any, *args: Any, **kwargs: Any
+    ) -> nn.Module:
         if not cfg:
             raise CheckpointError(
                 f'the inferencer has no config, and the one inside {weights!r} is not run, since '
                 "it is code of the file's author; give the config: model='path/of/config.py'"
             )
         return original(self, cfg, weights, *args, **kwargs)
+
+    replace(BaseInferencer, '_init_model', init_model)
 
 
 def save_numbers_only() -> None:

@@ -1,8 +1,9 @@
 """COCO evaluation: ids from 0, files without `info`, the faster evaluator, and no forty lines."""
 
+from functools import wraps
 from typing import Any
 
-from .patch import replace, wrapping
+from .patch import replace
 
 
 def index_all() -> None:
@@ -12,8 +13,10 @@ def index_all() -> None:
     """
     from mmdet.datasets.api_wrappers.coco_api import COCO
 
-    @wrapping(COCO, 'createIndex')
-    def create_index(original: Any, self: Any) -> None:
+    original = COCO.createIndex
+
+    @wraps(original)
+    def create_index(self: Any) -> None:
         if isinstance(self.dataset, dict):
             self.dataset.setdefault('info', {})
             annotations = self.dataset.get('annotations') or []
@@ -22,6 +25,8 @@ def index_all() -> None:
                 for ann in annotations:
                     ann['id'] += 1
         original(self)
+
+    replace(COCO, 'createIndex', create_index)
 
 
 def evaluate_faster() -> str | None:

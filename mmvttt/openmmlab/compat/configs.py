@@ -28,7 +28,7 @@ from mmvttt.text import shown
 
 from ... import distributions
 from ..config import checked_build, own_config
-from .patch import replace, wrapping
+from .patch import replace
 
 
 def _module_path(module: str) -> str | None:
@@ -160,7 +160,13 @@ def check_entries() -> None:
     """Lets tools name the key of a config that has a wrong type or option (`named_entries`)."""
     from mmengine.registry import Registry
 
-    wrapping(Registry, 'build')(checked_build)
+    original = Registry.build
+
+    @wraps(original)
+    def build(self: Registry, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+        return checked_build(original, self, cfg, *args, **kwargs)
+
+    replace(Registry, 'build', build)
 
 
 def silence_file_client() -> None:
@@ -174,10 +180,14 @@ def silence_debugging() -> None:
     """Keeps mmengine from printing what is for debugging: a fork has lines at each start."""
     from mmengine import logging as log
 
-    @wrapping(log, 'print_log')
-    def print_log(original: Any, msg: Any, logger: Any = None, level: int = logging.INFO) -> None:
+    original = log.print_log
+
+    @wraps(original)
+    def print_log(msg: Any, logger: Any = None, level: int = logging.INFO) -> None:
         if logger is not None or level > logging.DEBUG:
             original(msg, logger, level)
+
+    replace(log, 'print_log', print_log)
 
 
 def escape_log_lines() -> None:

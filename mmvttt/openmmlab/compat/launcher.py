@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from mmengine.device import get_device
 from mmengine.dist import utils as dist_utils
 from torch import nn
 
-from .patch import replace, wrapping
+from .patch import replace
 
 
 def _no_gpu() -> bool:
@@ -46,9 +46,11 @@ def _leave() -> None:
 
 def launch_with_gloo() -> str | None:
     """Makes `init_dist('pytorch')` use gloo without an accelerator."""
+    original = dist_utils._init_dist_pytorch
     if not _no_gpu():
         return 'there is a GPU'
 
+    @wraps(original)
     def init(backend: str, init_backend: str = 'torch', **kwargs: Any) -> None:
         torch.distributed.init_process_group('gloo', **kwargs)
         atexit.register(_leave)
@@ -61,13 +63,16 @@ def wrap_without_devices() -> str | None:
     """Drops `device_ids` of MMDistributedDataParallel, and SyncBN, for modules on the CPU."""
     from mmengine.model.wrappers.distributed import MMDistributedDataParallel
 
-    @wrapping(MMDistributedDataParallel, '__init__')
-    def init(original: Any, self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    original = MMDistributedDataParallel.__init__
+
+    @wraps(original)
+    def init(self: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         if _on_cpu(module):
             kwargs.update(device_ids=None, output_device=None)
             module = _without_sync_bn(module)
         original(self, module, *args, **kwargs)
 
+    replace(MMDistributedDataParallel, '__init__', init)
     return None
 
 
@@ -75,15 +80,17 @@ def shard_without_devices() -> str | None:
     """Makes MMFullyShardedDataParallel stay on the CPU, without SyncBN, if there is no GPU."""
     from mmengine.model.wrappers.fully_sharded_distributed import MMFullyShardedDataParallel
 
+    original = MMFullyShardedDataParallel.__init__
     if not _no_gpu():
         return 'there is a GPU'
 
-    @wrapping(MMFullyShardedDataParallel, '__init__')
-    def init(original: Any, self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    @wraps(original)
+    def init(self: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         # The blocks inside are wrapped by the same class, with the root's arguments.
         kwargs.update(device_id=torch.device('cpu'))
         original(self, _without_sync_bn(module), *args, **kwargs)
 
+    replace(MMFullyShardedDataParallel, '__init__', init)
     return None
 
 

@@ -1,7 +1,5 @@
 """A patch of another package."""
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any, NamedTuple
 
 
@@ -20,17 +18,3 @@ class Patch(NamedTuple):
 def replace(owner: Any, attribute: str, value: Any) -> None:
     """Sets an attribute of a module or class of another package."""
     setattr(owner, attribute, value)
-
-
-def wrapping(owner: Any, attribute: str) -> Callable[[Callable[..., Any]], None]:
-    """Decorates what takes the place of a function, and gets the original as its first argument."""
-    original = getattr(owner, attribute)
-
-    def decorate(function: Callable[..., Any]) -> None:
-        @wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return function(original, *args, **kwargs)
-
-        replace(owner, attribute, call)
-
-    return decorate
