@@ -158,7 +158,11 @@ def choose(
 
 
 def available() -> dict[str, dict[str, str | None]]:
-    """Reasons why backends cannot run on this machine, by op and backend, or None if they can."""
+    """Reasons why backends cannot run on this machine, by op, or None if they can.
+
+    Returns:
+        {op: {'triton': reason or None, 'numba': reason or None, 'reference': None}}.
+    """
     no_gpu = None
     if not (torch.cuda.is_available() or interpreting()):
         no_gpu = (

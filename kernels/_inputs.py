@@ -146,7 +146,8 @@ def check_damped_step(op: str, scale: float, damping: bool) -> None:
 def sizes_of(op: str, name: str, x: Tensor, meaning: str, at_least_1: str) -> dict[str, int]:
     """Sizes of `x` by the letters of `meaning`, after checks of its dimensions and dtype.
 
-    Those of the letters `at_least_1`, such as 'TRHd', must not be 0.
+    Args:
+        at_least_1: Letters of sizes that must not be 0, such as 'TRHd'.
     """
     letters = meaning.strip('()').split(', ')
     if x.dim() != len(letters):

@@ -298,8 +298,9 @@ def power_of_2(n: int) -> int:
 def split(tokens: int, sums: int, block: int) -> tuple[int, int]:
     """Shares each of `sums` sums over `tokens` among several programs.
 
-    Returns the number of programs for each sum, ≥ 1, and of tokens for each program, a multiple of
-    `block`. No program is without tokens.
+    Returns:
+        Number of programs for each sum, ≥ 1, and tokens for each program, a multiple of `block`. No
+        program is without tokens.
     """
     blocks, programs = cdiv(tokens, block), of_batch(sums)
     most = cdiv(blocks, _LEAST_BLOCKS)
@@ -314,9 +315,14 @@ def split(tokens: int, sums: int, block: int) -> tuple[int, int]:
 
 
 class Pass(NamedTuple):
-    """A pass over the tokens of every image and head."""
+    """A pass over the tokens of every image and head.
 
-    # Images times heads, and the programs that share a sum.
+    Attributes:
+        sums: Images times heads.
+        splits: Programs that share a sum.
+        launch: Of a kernel, without its tensors.
+    """
+
     sums: int
     splits: int
     launch: Launch
@@ -424,8 +430,10 @@ def relative(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Divides `x` `(P, …)` by 16 times its largest entry for every P.
 
     Mean gradients may be too small for half precision. 1/16 leaves room: the result is multiplied
-    with keys and values and must not overflow. Returns the quotients in `dtype`, and the divisors
-    `(P,)`.
+    with keys and values and must not overflow.
+
+    Returns:
+        The quotients in `dtype`, and the divisors `(P,)`.
     """
     out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     programs, *shape = x.shape

@@ -99,8 +99,13 @@ def find_timm(
 ) -> NamedModel:
     """Builds a model of timm's registry, in which mmvttt's are, for images of any size.
 
-    With a tag in its name, its weights are loaded. For `weightless` see `built`. Raises a
-    UsageError if it lacks an argument.
+    Args:
+        name: Its name. With a tag, as timm has them, its weights are loaded.
+        arguments: Its arguments.
+        weightless: Build it on the meta device if its code allows that.
+
+    Raises:
+        UsageError: It lacks an argument.
     """
     try:
         tagged = '.' in name and not weightless

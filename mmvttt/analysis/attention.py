@@ -31,8 +31,13 @@ def attention_distance(
 ) -> Tensor:
     """Returns Σ_j |A_ij|·‖i − j‖ / Σ_j |A_ij|, the mean over queries, in patches.
 
-    `(…, Q, N)` → `(…)`, on a map of N = h·w. `queries` has the indices of the Q queries, or is None
-    for all N, in order.
+    Args:
+        attention: `(…, Q, N)`.
+        hw: Size of the map, N = h·w.
+        queries: Indices of the Q queries, or None for all N, in order.
+
+    Returns:
+        `(…)`.
     """
     rows, columns = torch.meshgrid(*(torch.arange(n) for n in hw), indexing='ij')
     places = torch.stack([rows, columns], -1).flatten(0, 1).to(attention)
@@ -50,8 +55,11 @@ def implicit_attention(mixing: Mixing, queries: Sequence[int]) -> Tensor | None:
     mixer through each op that it calls. The heads of several ops are concatenated, as are the heads
     of Vittt's directions, each with its own values.
 
-    `queries` are indices of Q patches on the map, row by row. Returns `(H, Q, h·w)`, or None where
-    the values cannot be seen.
+    Args:
+        mixing: A mixer on an image.
+        queries: Indices of Q patches on the map, row by row.
+
+    Returns: `(H, Q, h·w)`, or None where the values cannot be seen.
     """
     places = mixing.patches[list(queries)]
     if isinstance(mixing.mixer, SOFTMAX) and mixing.projected is not None:

@@ -126,7 +126,12 @@ def _idle(network: nn.Module, used: set[int]) -> list[str]:
 
 
 class _Watch(TorchDispatchMode):
-    """Collects names of foreign operators without a FLOP formula, and `id`s of used parameters."""
+    """Collects foreign operators without a FLOP formula, and used parameters.
+
+    Attributes:
+        names: Names of these operators.
+        used: `id` of every parameter that an operator got.
+    """
 
     def __init__(self) -> None:
         super().__init__()

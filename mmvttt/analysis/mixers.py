@@ -194,7 +194,11 @@ def _recorded_calls(module: InnerTraining, record: Mixing) -> Iterator[None]:
 
 
 class _RecordOps(TorchDispatchMode):
-    """Records the ops that train inner models, to `calls`."""
+    """Records the ops that train inner models.
+
+    Attributes:
+        calls: The list to record to.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -110,7 +110,10 @@ def feature_maps(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
 def last_map(model: nn.Module, images: Tensor) -> Tensor:
     """Returns the last (smallest) map `(B, C, h, w)` of a backbone, normed where it has a norm.
 
-    The model is one of OpenMMLab, whose backbone is taken, a backbone, or a timm model.
+    Args:
+        model: A classifier, detector or segmentor of OpenMMLab, whose backbone is taken, with
+            pooled features or maps, a backbone, or a timm model.
+        images: `(B, 3, H, W)`.
     """
     backbone = backbone_of(model)
     if isinstance(model, Classifier):

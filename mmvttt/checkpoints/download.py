@@ -96,7 +96,8 @@ def download(
     compared with the first digits in its name, if it has any.
 
     Args:
-        url, path: Where it is, and where it will be.
+        url: Where it is.
+        path: Where it will be.
         problem: Says why a file that came must not be kept, or None.
         say: Gets the size before the transfer, and the time for it after its first seconds.
 

@@ -328,8 +328,12 @@ def require_match(
 ) -> LoadReport:
     """Compares weights with a module's.
 
-    Raises a CheckpointMismatchError if fewer than a tenth of its tensors match, or one of the two
-    has more blocks. It has all `names` of the file, of which those with the `prefix` were taken.
+    The error has what they come from: all `names` of the file, of which those with the `prefix`
+    were taken.
+
+    Raises:
+        CheckpointMismatchError: Fewer than a tenth of the module's tensors match, or one of the two
+            has more blocks.
     """
     report = compare(module, weights)
     size, least = len(module.state_dict()), _least_matched(module)

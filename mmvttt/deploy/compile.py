@@ -78,6 +78,7 @@ def compile_blocks(
     `compiling()`.
 
     Args:
+        model: Any model.
         blocks: Classes of the blocks, or their names, 'package.module.Class'; default: see
             `block_classes`.
         dynamic: One graph for all image sizes, so that results do not depend on where a training

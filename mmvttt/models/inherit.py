@@ -62,9 +62,15 @@ _PARTS = {'attention': r'blocks\.\d+\.mixer\.', 'mlp': r'blocks\.\d+\.mlp\.'}
 def inherit_vit(weights: StateDict, model: nn.Module) -> dict[str, Tensor]:
     """Tensors of T⁵ that come from a ViT. Logs which of the ViT's are dropped, and why.
 
-    The weights are of a timm or mmpretrain ViT or DeiT, under any prefix. The number of heads is in
-    no tensor: build the model with the source's. Returns all tensors of the model but its
-    `new_parameters()`. The position embedding has the rows of the source's grid.
+    The number of heads is in no tensor: build the model with the source's.
+
+    Args:
+        weights: Named tensors of a timm or mmpretrain ViT or DeiT, under any prefix.
+        model: The T⁵ that they are for.
+
+    Returns:
+        All tensors of the model but its `new_parameters()`. The position embedding has the rows of
+        the source's grid.
 
     Raises:
         TypeError: The model is not a T⁵.

@@ -50,9 +50,12 @@ def load_config(
     A config without a default_scope gets its model class's toolbox. Checkpoints behind a URL with a
     password are downloaded, because a config is written into logs, checkpoints and folders.
 
-    For `config` see `find_config`. `cfg_options` has dotted keys and their values. The work
-    directory is by default the config's, or `work_dirs/<config's name>`. `needed` are entries
-    without which the config cannot be used.
+    Args:
+        config: See `find_config`.
+        cfg_options: Dotted keys and their values.
+        work_dir: Output folder; default: the config's, or `work_dirs/<config's name>`.
+        launcher: 'none', 'pytorch', 'slurm' or 'mpi'.
+        needed: Entries without which it cannot be used.
 
     Raises:
         UsageError: There is no such file, it cannot be read, an entry is missing, it or an option

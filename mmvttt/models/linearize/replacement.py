@@ -28,7 +28,12 @@ ASIDE = (CROSS, CAUSAL, NO_MAP, TUBES)
 
 @dataclass(frozen=True)
 class Note:
-    """Names of the replaced attentions and their options, to build the model again."""
+    """The record of a linearization, by which the model can be built again.
+
+    Attributes:
+        where: Names of the attentions that were replaced.
+        options: Options of their replacements.
+    """
 
     where: list[str]
     options: InnerOptions
@@ -53,7 +58,11 @@ class MapSize(NamedTuple):
 class Replacement(InnerTraining):
     """The inner training that replaces a softmax attention.
 
-    The new layers get the device, type of numbers and mode of the `attention`.
+    Args:
+        embed_dims: Channels C of q, k and v.
+        num_heads: Heads.
+        attention: The attention, whose device, type of numbers and mode the new layers get.
+        options: See `InnerTraining`.
     """
 
     def __init__(

@@ -33,7 +33,11 @@ class HookStates:
     A hook with `state_dict` and `load_state_dict` is asked. Of any other one, the numbers and the
     lists and dicts of numbers that the training has changed since `before_train` are kept, as
     EarlyStoppingHook's score and count are. Flags are not: they mostly tell what this process has
-    already done. `states` is the entry of the checkpoint that the runner resumes from.
+    already done.
+
+    Args:
+        runner: A runner before its first step.
+        states: The entry of the checkpoint that it resumes from, or nothing.
     """
 
     def __init__(self, runner: Runner, states: Any = None) -> None:
