@@ -6,7 +6,12 @@ from typing import Any
 
 
 class OnDemand(Mapping[str, Any]):
-    """The classes and functions of a package by name, from module → names, separated by spaces."""
+    """The classes and functions of some modules by name.
+
+    Args:
+        package: The package of the modules.
+        names: Module → its names, separated by spaces.
+    """
 
     def __init__(self, package: str, **names: str) -> None:
         self.package = package

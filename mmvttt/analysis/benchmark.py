@@ -39,8 +39,12 @@ def measure(
 ) -> dict[str, float]:
     """Measures a network on images `(B, C, H, W)`, on their device.
 
-    `dtype` is float32, or the type of autocast. `train` runs the backward pass too. Three batches
-    come before the `repeats` that are timed.
+    Args:
+        network: Is set to training or evaluation.
+        images: The images.
+        dtype: float32, or the type of autocast.
+        train: Whether to run the backward pass too.
+        repeats: Timed batches, after three others.
 
     Returns:
         `first_s`, seconds of the first batch, with compilation; `latency_ms` and `spread_ms`,

@@ -27,7 +27,11 @@ def computed_peak(network: nn.Module, images: tuple[int, ...], train: bool = Fal
     """Computes the peak memory of a batch in MiB from shapes at fp32, without running it.
 
     Counts activations and, in training, gradients, but not weights, images or kernels' workspaces.
-    The network may be on the meta device. `images` is the shape `(B, C, H, W)`.
+
+    Args:
+        network: May be on the meta device.
+        images: Shape of the images, `(B, C, H, W)`.
+        train: Whether to run the backward pass too.
     """
     # Loads torch.distributed.
     from torch.distributed._tools.mem_tracker import MemTracker

@@ -20,18 +20,26 @@ from ..errors import UsageError
 def copy_sharing(network: nn.Module, tensors: dict[Tensor, Tensor] | None = None) -> nn.Module:
     """Copies a network, but not its parameters and buffers, which the copy shares.
 
-    `tensors` has what the copy has in the place of some of them.
+    Args:
+        network: Any module.
+        tensors: What the copy has in the place of some parameters and buffers.
     """
     shared = [*network.parameters(), *network.buffers()]
     return copy.deepcopy(network, {id(x): (tensors or {}).get(x, x) for x in shared})
 
 
 def fake_copy(network: nn.Module, image: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
-    """Copies a network with fake parameters and buffers, and makes a fake input of a shape.
+    """Copies a network with fake parameters and buffers. Shared ones stay shared.
 
-    Shared tensors stay shared. The mode itself is not entered: a tensor that the network makes of
-    numbers alone, such as a grid of positions, stays real, so that the control flow may depend on
-    it. The network may be on the meta device.
+    The mode itself is not entered: a tensor that the network makes of numbers alone, such as a grid
+    of positions, stays real, so that the control flow may depend on it.
+
+    Args:
+        network: May be on the meta device.
+        image: Shape of the input.
+
+    Returns:
+        The copy, and a fake input of this shape.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 

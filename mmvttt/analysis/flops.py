@@ -64,6 +64,11 @@ def count_cost(network: nn.Module, size: tuple[int, int], in_channels: int = 3) 
     """Runs one image through a network without computing it, see `fake_copy`.
 
     The sampling of mmcv's deformable attention is not counted: it is not a product of matrices.
+
+    Args:
+        network: Takes an image `(1, in_channels, H, W)`.
+        size: (height, width) of the image in pixels.
+        in_channels: Channels of the image.
     """
     network, image = fake_copy(network, (1, in_channels, *size))
     # Some models assign parameters to modules, whose gradients torch would then track.

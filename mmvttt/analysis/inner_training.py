@@ -141,10 +141,15 @@ class LayerTraining:
 
 
 def inspect_training(model: nn.Module, images: Tensor, tokens: bool = True) -> list[LayerTraining]:
-    """Follows every mixer of a model that trains, on normalised images `(B, 3, H, W)`.
+    """Follows every mixer of a model that trains, on images `(B, 3, H, W)`, in evaluation mode.
 
-    The model runs in evaluation mode. `tokens` follows each token of a full-batch step, which takes
-    most of the time. Raises a UsageError if `training_of` can follow no mixer.
+    Args:
+        model: Any model with such mixers.
+        images: Normalised images.
+        tokens: Whether to follow each token of a full-batch step, which takes most of the time.
+
+    Raises:
+        UsageError: No mixer of the model trains in a way that `training_of` can follow.
     """
     mixings = record_mixers(model, images)
     trainings = (training_of(mixing, tokens) for mixing in mixings)

@@ -48,7 +48,11 @@ def panels(
 ) -> tuple[Figure, list[Axes]]:
     """Makes a figure of panels `size` (width, height) in inches, and lists them row by row.
 
-    For the options see `Figure.subplots`.
+    Args:
+        rows, columns: Size of the grid.
+        size: Size of one panel.
+        title: Title above all panels.
+        options: See `Figure.subplots`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

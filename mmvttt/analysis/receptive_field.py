@@ -66,9 +66,14 @@ class ReceptiveField:
 def receptive_fields(model: nn.Module, images: Tensor) -> dict[str, ReceptiveField]:
     """Mean over images of Σ_c |∂s/∂x_c|, s = Σ_f relu(F_f) of the centre cell of a map F.
 
-    relu because a plain sum over the channels of a LayerNorm is constant, and its gradient 0. There
-    is a field for each map of `feature_maps`. Images `(B, 3, H, W)` run one at a time, the model in
-    evaluation mode.
+    relu because a plain sum over the channels of a LayerNorm is constant, and its gradient 0.
+
+    Args:
+        model: See `feature_maps`. It runs in evaluation mode.
+        images: `(B, 3, H, W)`, run one at a time.
+
+    Returns:
+        A field for each map of `feature_maps`.
     """
     totals: dict[str, Tensor] = {}
     sizes: dict[str, tuple[int, int]] = {}

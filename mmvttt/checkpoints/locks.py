@@ -19,11 +19,19 @@ _WITHOUT_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS
 
 
 def locked(path: str | os.PathLike[str], timeout: float = -1, **options: Any) -> FileLock:
-    """Waits for a lock on a file, for `release()`. A wait of seconds is logged.
+    """Waits for a lock, for `release()`. On a disk without locks there is none, with a warning.
 
-    On a disk without locks there is none, with a warning: filelock would leave a marker there,
-    which outlives a killed process. `timeout` is in seconds, below 0 for ever. After it, filelock's
-    Timeout is raised. `options` are those of filelock's `FileLock`.
+    A wait of seconds is logged. On such a disk filelock would leave a marker, which outlives a
+    killed process.
+
+    Args:
+        path: The file that is locked.
+        timeout: Seconds to wait; below 0: for ever.
+        options: Those of filelock's `FileLock`.
+
+    Raises:
+        filelock.Timeout: Another process holds the lock.
+        OSError: The file cannot be made.
     """
     lock = FileLock(path, fallback_to_soft=False, **options)
     try:

@@ -79,20 +79,21 @@ def write_model(
 
     Prints a line before each step: some take minutes.
 
-    For `out`, `decompose` and further errors see `export_module`.
-
     Args:
         named: The model.
         network: The part of it to write, a function of images.
         checkpoint: The model's weights, or None to leave them as they are.
+        out: See `export_module`.
         size: (height, width) of the example image, by default the model's.
         fixed_size: Whether to fix height and width. The batch stays free.
+        decompose: See `export_module`.
         images: Photographs to compare on, in place of noise.
         predictions: Compares a network that ends in predictions, for one image of one size;
             photographs are then resized to fit and padded, as they are where the file is used.
         about: Notes for the file besides the model's.
 
     Raises:
+        UsageError: See `export_module`.
         CheckpointError: The checkpoint cannot be read, or lacks something that would be written.
         RuntimeError: The file computes something else than the model.
     """

@@ -168,8 +168,14 @@ def _xml_notes(path: str | os.PathLike[str]) -> dict[str, str]:
 def open_exported(path: str | os.PathLike[str], precision: str = 'float32') -> ExportedFile:
     """Opens a file by its suffix: `.onnx` in ONNX Runtime, `.xml` in OpenVINO.
 
-    For the precision see `OpenVINOFile`. An ONNX file has its own. Raises a UsageError for another
-    suffix or precision, or a file that cannot be read, a ModuleNotFoundError without its runtime.
+    Args:
+        path: The file.
+        precision: See `OpenVINOFile`. An ONNX file has its own.
+
+    Raises:
+        UsageError: Another suffix, or a file that cannot be read.
+        ModuleNotFoundError: Its runtime is not installed.
+        OptionError: There is no such precision.
     """
     suffix = os.path.splitext(path)[1]
     if suffix == '.onnx':

@@ -25,8 +25,12 @@ Denoise = Callable[[Tensor, Tensor], Tensor]
 def sampling_scheduler(trained: Any, name: str | None = None) -> Any:
     """A scheduler for sampling, with the training scheduler's noise levels or shift.
 
-    `name` is one of `SCHEDULERS`, or None for a copy of the training's own. Raises a UsageError
-    where it does not fit the model's prediction.
+    Args:
+        trained: The scheduler of the training.
+        name: One of `SCHEDULERS`, or None for a copy of the training's own.
+
+    Raises:
+        UsageError: The scheduler does not fit the model's prediction.
     """
     import diffusers
 

@@ -146,6 +146,10 @@ class TTTProcessor(Replacement):
     Projections, norms of queries and keys and rotary positions are the attention's own. In joint
     attention the text takes part in the inner training as tokens in front of the map, where Flux
     has it. SD3 has it behind the map.
+
+    Args:
+        attention: The attention that it is for.
+        options: See `Replacement`.
     """
 
     def __init__(self, attention: Any, **options: Any) -> None:
@@ -163,7 +167,7 @@ class TTTProcessor(Replacement):
         """Mixes tokens of an image, and of a text with it, as the softmax processors do.
 
         Args:
-            attn: The attention.
+            attn: The attention, whose layers are used.
             hidden_states: `(B, h·w, C)` tokens of the map, in Flux's single blocks with the text in
                 front, `(B, T + h·w, C)`.
             encoder_hidden_states: `(B, T, C)` tokens of the text, or None.

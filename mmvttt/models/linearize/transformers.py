@@ -56,7 +56,13 @@ _CALLS = _Calls()
 
 
 class TTT(Replacement):
-    """The inner training of one attention, between the attention's projections."""
+    """The inner training of one attention, between the attention's projections.
+
+    Args:
+        attention: The attention.
+        layout: Where its tokens have the map.
+        options: See `Replacement`.
+    """
 
     def __init__(self, attention: nn.Module, layout: Layout, **options: Any) -> None:
         heads, dims = (
@@ -104,9 +110,15 @@ def attend(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of linearized attentions: `(B, H, N, d)` → `(B, N, H, d)`.
+    """The attention function of linearized attentions.
 
-    Keys and values may have fewer heads. A mask must mask nothing, and nothing may change scores.
+    Args:
+        module: The attention.
+        query: `(B, H, N, d)`.
+        key, value: `(B, H / groups, N, d)`.
+        attention_mask: None, or a mask that masks nothing.
+        dropout: Must be 0.
+        kwargs: Other arguments of attention functions, without those that change scores.
     """
     layer = module._modules.get(LAYER)
     if layer is None:

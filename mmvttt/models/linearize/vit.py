@@ -188,7 +188,12 @@ class TTTAttention(Replacement):
     keys, rotary positions, the inner training in the place of the softmax, its norm, gate and
     projection. The prefix tokens (class, registers) take part in the inner training. Keys
     and values that a group of queries shares are repeated. Position biases of pairs of tokens are
-    dropped, because there are no scores to add them to. `prefix` tokens are in front of the map.
+    dropped, because there are no scores to add them to.
+
+    Args:
+        source: An attention of a model that `linearize` takes.
+        prefix: Tokens in front of the map.
+        options: See `Replacement`.
     """
 
     def __init__(self, source: Any, prefix: int, **options: Any) -> None:

@@ -143,6 +143,7 @@ class DiffusionModel(BaseModel):
         """Predicts what a scheduler takes for noisy latents `(B, C, h, w)` at a time `()`.
 
         Args:
+            noisy, time: See above.
             condition: The transformer's conditions, `(B, …)` each.
             null: The same for no class or prompt. Guidance without it is a UsageError.
             guidance: 1 for none. g multiplies the condition's effect on the output by g.

@@ -34,7 +34,9 @@ def choose_checkpoint(cfg: Config, folders: Sequence[str]) -> str | None:
     one that the config names. Every other rank checks that it has the same file. Afterwards all
     ranks have the same path, or no rank has one and the training starts from the beginning.
 
-    For `folders` see `folders_of`.
+    Args:
+        cfg: The config of a training that has not begun.
+        folders: Those that it writes, see `folders_of`.
 
     Raises:
         ResumeError: On all ranks: the named file is damaged or missing, or no file of the work

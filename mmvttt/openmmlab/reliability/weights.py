@@ -218,10 +218,15 @@ def fit_rows(
 ) -> Tensor | None:
     """A head's tensor for `classes` with the rows of the classes that `source` knows.
 
-    `source` is `(A · (first + C + last) · n, …)` for A anchors and the C classes `saved`: n rows of
-    each class, such as coordinates, `last` for the background, `first` for a box. `target` is the
-    same for `classes`, and has the rows of those that `saved` lacks. Returns None if the shapes do
-    not fit or there are no names.
+    Args:
+        source: `(A · (first + C + last) · n, …)` for A anchors and the C classes `saved`: n rows of
+            each class, such as coordinates, `last` for the background, `first` for a box.
+        target: The same for `classes`. It provides the rows of classes that `saved` lacks.
+        saved, classes: The names of the classes.
+        first, last, n: See `source`.
+
+    Returns:
+        The tensor, or None if the shapes do not fit or there are no names.
     """
     if not (saved and classes) or source.shape[1:] != target.shape[1:]:
         return None
