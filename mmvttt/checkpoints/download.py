@@ -18,6 +18,7 @@ import sys
 import time
 from base64 import b64encode
 from collections.abc import Callable
+from datetime import UTC, datetime
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPResponse
@@ -210,7 +211,15 @@ def _transferred(url: str, path: Path, say: Callable[[str], None]) -> Path:
 def _retry_after(error: Exception) -> float | None:
     """The seconds that a busy server asks to wait, at most `_LONGEST_WAIT`."""
     text = error.headers.get('Retry-After') if isinstance(error, HTTPError) else None
-    return min(int(text), _LONGEST_WAIT) if text and text.isdecimal() else None
+    try:
+        seconds = float(text or '')
+    except ValueError:
+        try:
+            until = parsedate_to_datetime(text or '')
+        except (TypeError, ValueError):
+            return None
+        seconds = (until.replace(tzinfo=until.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    return min(max(seconds, 0.1), _LONGEST_WAIT)
 
 
 def _part(url: str, path: Path) -> str:
