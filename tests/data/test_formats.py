@@ -676,3 +676,9 @@ def test_a_file_of_coco_is_numbered_from_1() -> None:
     assert [a['id'] for a in content['annotations']] == [1, 2, 3]
     assert [a['image_id'] for a in content['annotations']] == [1, 1, 2]
     assert {a['category_id'] for a in content['annotations']} == {2}
+
+
+def test_a_fifth_of_the_label_maps_is_held_out(tmp_path: Path) -> None:
+    files = each(('images/{}.jpg', None), ('masks/{}.png', NUMBERS), count=50)
+    data = read_folder(make(tmp_path, files))
+    assert (len(data.train), len(data.val)) == (40, 10)

@@ -1,6 +1,7 @@
-"""A part of two_ranks.py: FSDP2 by the example, and DDP of models with a teacher."""
+"""A rank of test_library_ranks.py: FSDP2 by the example, and DDP of models with a teacher."""
 
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,11 +94,18 @@ def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
     sum(model(images, samples, mode='loss').values()).backward()
 
 
-def save_gradients_and_losses(folder: Path) -> None:
+def main() -> None:
+    dist.init_process_group('gloo')
+    folder = Path(sys.argv[1])
     result: dict[str, Any] = {
         'FSDP2': compared(example.shard(example.build()), example.build(), example.step)
     }
     for build in (distil, mesa):
         result[build.__name__] = compared(DistributedDataParallel(build()), build(), step)
     result['losses'] = resumed(folder / 'checkpoint')
-    torch.save(result, folder / f'library_{dist.get_rank()}.pth')
+    torch.save(result, folder / f'{dist.get_rank()}.pth')
+    dist.destroy_process_group()
+
+
+if __name__ == '__main__':
+    main()

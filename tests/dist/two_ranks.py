@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from library_ranks import save_gradients_and_losses
 from mmengine.config import Config
 from mmengine.model import BaseModel, MMDistributedDataParallel, MMFullyShardedDataParallel
 from mmengine.optim import OptimWrapper
@@ -149,5 +148,4 @@ if __name__ == '__main__':
     gradients_of_compiled_backbones()
     bad_loss_of_one_rank()
     statistics_of_imagenet()
-    save_gradients_and_losses(FOLDER)
     dist.destroy_process_group()

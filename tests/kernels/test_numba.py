@@ -1,4 +1,4 @@
-"""The numba kernels: threads, forks, rounding, and machine code that is kept on disk.
+"""The numba kernels: threads, forks, products, rounding, and machine code that is kept on disk.
 
 That they follow the definitions is in test_ops.py.
 """
@@ -123,6 +123,29 @@ def test_calls_at_once_with_teams_of_their_own(threads):
         calls = [pool.submit(output, number) for number in 3 * (1, 2, 4, 8)]
         outputs = [call.result(timeout=60) for call in calls]
     assert all(torch.equal(x, expected) for x in outputs)
+
+
+@pytest.mark.parametrize(('kind', 'bound'), [(np.float32, 1e-5), (np.float64, 1e-13)])
+def test_products(kind, bound):
+    call, random = _call(_numba.add_product), np.random.default_rng(0)
+    for m, k, n in ((16, 16, 16), (32, 48, 80), (48, 272, 32)):
+        x, w = random.normal(size=(m, k)).astype(kind), random.normal(size=(k, n)).astype(kind)
+        # The left operand as it lies in memory, and as the transpose of one that does.
+        for left in (x, np.ascontiguousarray(x.T).T):
+            z = np.ones((m, n), kind)
+            call(z, left, w)
+            assert abs(z - 1 - x @ w).max() < bound * k
+
+
+@pytest.mark.parametrize(('kind', 'bound'), [(np.float32, 1e-6), (np.float64, 1e-14)])
+def test_filtered_rows(kind, bound):
+    call, random = _call(_numba.add_filtered), np.random.default_rng(0)
+    for m, taps, d in ((8, 1, 16), (16, 4, 48), (24, 13, 32)):
+        x, y = (random.normal(size=(n, d)).astype(kind) for n in (m + taps - 1, taps))
+        z = np.ones((m, d), kind)
+        call(z, x, y)
+        expected = 1 + sum(x[n : n + m] * y[n] for n in range(taps))
+        assert abs(z - expected).max() < bound * taps
 
 
 @pytest.mark.parametrize(('kind', 'bound'), [(np.float32, 4e-7), (np.float64, 1e-14)])

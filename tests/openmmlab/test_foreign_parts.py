@@ -20,10 +20,10 @@ FOREIGN = Registry('model', parent=ROOT, scope='foreign')
 FOREIGN.register_module(module=Mean)
 
 
-def build(name: str, mixer: object) -> torch.nn.Module:
+def build(name: str, mixer: object, **options: object) -> torch.nn.Module:
     torch.manual_seed(0)
     config = copy.deepcopy(CASES[name])
-    config.get('backbone', config).update(mixer=mixer)
+    config.get('backbone', config).update(mixer=mixer, **options)
     return ROOT.build(config)
 
 
@@ -81,5 +81,7 @@ def test_the_parts_of_an_inner_training_have_registries_too() -> None:
         model = build('ViT3', mixer)
         assert isinstance(model.blocks[0].mixer.inner, Tanh2)
         out.append(step(model))
+        recomputed = step(build('ViT3', mixer, with_cp=True))
+        assert all(torch.equal(recomputed[n], v) for n, v in out[0].items())
     assert all(torch.equal(out[0][n], out[1][n]) for n in out[0])
     assert all(v.any() for n, v in out[0].items() if '.inner.' in n)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from mmengine.optim import OptimWrapper
 from mmengine.registry import init_default_scope
+from mmpretrain.models import ImageClassifier
 from mmpretrain.structures import DataSample
 from torch import nn
 
@@ -84,6 +85,13 @@ def test_the_teacher_is_a_moving_average_with_its_buffers() -> None:
     model.update_teacher(0.0)
     for name, value in model.teacher.state_dict().items():
         assert torch.equal(value, model.state_dict()[name]), name
+
+
+def test_names_are_those_of_an_image_classifier() -> None:
+    plain = build(kind='ImageClassifier')
+    assert type(plain) is ImageClassifier
+    mine = {n for n in build().state_dict() if not n.startswith('teacher.')}
+    assert mine == set(plain.state_dict())
 
 
 def test_the_hook_starts_and_moves_the_teacher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ TESTS = {
     'ops': (('tests/kernels/test_*.py', 'tests/numbers/test_ops.py'), 220),
 }
 # Processes that test side by side: each compiles kernels on one core.
-CORES = os.cpu_count() or 1
+CORES = len(os.sched_getaffinity(0))
 PROCESSES = max(2, min(12, CORES))
 # Seconds in which an interrupted process reports.
 GRACE = 15

@@ -97,12 +97,11 @@ def read_folder(
         raise DataError(f'there is no folder {shown(root)!r}')
     tree = Tree(root, work, say)
     reading = _chosen(tree, format)
-    pictures = _usable(tree, reading)
+    pictures, copied = _usable(tree, reading)
     if reading.task == 'boxes':
         _check_boxes(reading, pictures)
     data = OwnFolder(root, reading.format, reading.task, notes=reading.notes)
-    _divide(data, _set_parts(tree, reading, pictures), tree.copies(pictures))
-    tree.remember()
+    _divide(data, _set_parts(tree, reading, pictures), copied)
     _settle(data, reading)
     _account(data, tree, reading)
     return data
@@ -151,8 +150,8 @@ def _beside(tree: Tree) -> list[str]:
     return texts + [f'{path!r}: {why}' for path, why in [*tree.left_out.items()][:2]]
 
 
-def _usable(tree: Tree, reading: Reading) -> dict[str, Picture]:
-    """The pictures that can be read and are as large as annotated, each file once."""
+def _usable(tree: Tree, reading: Reading) -> tuple[dict[str, Picture], dict[str, str]]:
+    """The pictures that can be read and are as large as annotated, and of each its first copy."""
     broken, facts = dict(reading.broken), tree.facts(reading.pictures)
     for inner, picture in reading.pictures.items():
         size, noted = tree.size(inner), {k: int(picture.image.get(k) or 0) for k in _SIDES}
@@ -177,14 +176,16 @@ def _usable(tree: Tree, reading: Reading) -> dict[str, Picture]:
             f'{shown("; ".join(faults[:5]), 1200)}{more}. Correct them, or move them out of '
             f'{shown(tree.root)!r}'
         )
-    # The same file by two ways of links.
+    # The same file by two ways of links, and files of the same bytes.
     real: dict[str, str] = {}
     paths = {i: os.path.realpath(tree.path(i)) for i in pictures if tree.has_links}
     for inner in sorted(paths, key=lambda inner: not paths[inner].endswith(f'/{inner}')):
         if real.setdefault(paths[inner], inner) != inner:
             reading.left_out[inner] = 'it is another one of these by a link'
             del pictures[inner]
-    return pictures
+    copied = tree.copies(pictures)
+    tree.remember()
+    return pictures, copied
 
 
 def _check_boxes(reading: Reading, pictures: dict[str, Picture]) -> None:
@@ -252,15 +253,13 @@ def _divide(data: OwnFolder, pictures: list[Picture], copied: dict[str, str]) ->
 
     `copied` has for each picture the first one with the same bytes.
     """
-    validated = {p.inner for p in pictures if p.part == 'val'}
-    data.split = len(validated) in (0, len(pictures))
-    if data.split:
+    data.val = [p for p in pictures if p.part == 'val']
+    data.train = [p for p in pictures if p.part != 'val']
+    if not data.val or not data.train:
         pictures = sorted(pictures, key=lambda picture: picture.inner)
-        validated = held_out([p.inner for p in pictures], [p.classes for p in pictures], copied)
-    for picture in pictures:
-        picture.part = 'val' if picture.inner in validated else 'train'
-        (data.val if picture.part == 'val' else data.train).append(picture)
-    if data.split:
+        val = held_out([p.inner for p in pictures], [p.classes for p in pictures], copied)
+        data.train = [p for p in pictures if p.inner not in val]
+        data.val, data.split = [p for p in pictures if p.inner in val], True
         data.notes.append(
             f'no validation part: {len(data.val)} of {len(pictures)} pictures are held out, about '
             'a fifth of each class; copies of a picture and neighbouring frames stay together'
@@ -370,8 +369,9 @@ def _suffixes(files: list[str]) -> str:
 def _unpacked(archive: Path, work_dir: Path | None) -> Path:
     """Unpacks a ZIP file into the work directory, or into a folder of the system's for files."""
     state = archive.stat()
+    name = f'{archive.stem}_{state.st_size:x}_{state.st_mtime_ns:x}'
     base = work_dir or Path(tempfile.gettempdir(), f'mmvttt_{os.getuid()}')
-    target = base / 'unpacked' / f'{archive.stem}_{state.st_size:x}_{state.st_mtime_ns:x}'
+    target = base / 'unpacked' / name
     advice = f'unpack {os.fspath(archive)!r} yourself, and give the folder'
     try:
         base.mkdir(0o700 if work_dir is None else 0o777, parents=True, exist_ok=True)
