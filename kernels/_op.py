@@ -65,14 +65,18 @@ def _picker(indices: Sequence[int]) -> Callable[[Args], Args]:
 
 
 class Plan(NamedTuple):
-    """Decisions that follow from the layout of an eager call."""
+    """Decisions that follow from the layout of an eager call.
 
-    # Module with the passes of the backend, and the backend's name for the registered op.
+    Attributes:
+        implementation: Module with the passes of the backend.
+        backend: Its name for the registered op.
+        options: The arguments other than tensors, as the op takes them.
+        casts: Dtypes by position, for tensors that autocast casts.
+    """
+
     implementation: ModuleType
     backend: str
-    # The arguments other than tensors, as the op takes them.
     options: Args
-    # Dtypes by position, for tensors that autocast casts.
     casts: tuple[tuple[int, torch.dtype], ...]
 
 

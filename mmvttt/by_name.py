@@ -28,7 +28,8 @@ def resolve(
 ) -> tuple[str, str]:
     """Finds the config and the weights of a model. Published weights have the config's name.
 
-    Raises a UsageError if no checkpoint is given, and none is published.
+    Raises:
+        UsageError: No checkpoint is given, and none is published.
     """
     config = SHORT_NAMES.get(os.fspath(model), os.fspath(model))
     if checkpoint is None and (config not in PUBLISHED or PUBLISHED[config].start_of):

@@ -63,7 +63,11 @@ class NamedModel:
 
     @property
     def backbone(self) -> nn.Module:
-        """The model without neck and heads. Raises a UsageError if it has no such part."""
+        """The model without neck and heads.
+
+        Raises:
+            UsageError: It has no part of that name.
+        """
         if not hasattr(self.model, 'backbone'):
             raise UsageError(f'{self.name!r} has no part named backbone', 'backbone')
         return self.model.get_submodule('backbone')

@@ -46,7 +46,8 @@ class LargeImageError(ImageError):
 def fetch_image(url: str, folder: str | os.PathLike[str]) -> str:
     """Downloads a picture into a folder, and returns its file. What it is, `open_image` tells.
 
-    Raises an ImageError if the address cannot be read, or has more than 100 MB.
+    Raises:
+        ImageError: The address cannot be read, or has more than 100 MB.
     """
     from .checkpoints.download import without_secrets
 

@@ -90,7 +90,8 @@ def mixers_of(model: nn.Module) -> dict[str, nn.Module]:
 def record_mixers(model: nn.Module, images: Tensor) -> list[Mixing]:
     """Runs a model on images `(B, 3, H, W)` in evaluation mode and records its mixers, in order.
 
-    Raises a UsageError if it has no mixer, or needs more memory than there is.
+    Raises:
+        UsageError: The model has no mixer, or needs more memory than there is.
     """
     records = {m: Mixing(name, m) for name, m in mixers_of(model).items()}
     if not records:

@@ -106,9 +106,13 @@ def no_bytes(*contents: Any) -> bytes:
 
 
 class LogCurve:
-    """mmengine's `HistoryBuffer` in a checkpoint: its numbers, without a file's functions."""
+    """mmengine's `HistoryBuffer` in a checkpoint: its numbers, without the functions of the file.
 
-    # `(n,)`: logged values, and their weights.
+    Attributes:
+        values, counts: `(n,)` arrays: logged values, and their weights.
+        max_length: Largest number of values.
+    """
+
     values: np.ndarray
     counts: np.ndarray
     max_length: int

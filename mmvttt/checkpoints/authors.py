@@ -68,8 +68,10 @@ def by_our_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
 
     The tensors are views of the given ones, so the authors' own model gets our weights by copying
     them into what is returned for its `state_dict()`. Names that no rule knows stay as they are.
-    Rotary tables of one image size and DiT's fixed positions are left out. Raises a CheckpointError
-    if two names become one, or the positions are not DiT's.
+    Rotary tables of one image size and DiT's fixed positions are left out.
+
+    Raises:
+        CheckpointError: Two names become one, or the positions are not DiT's.
     """
     if weights.keys() >= _DIT_MARKS:
         return _dit(weights)
@@ -150,7 +152,8 @@ def _require_table(value: Tensor) -> None:
 def from_diffusers(weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """The weights by the names of `DiT3`, if they are a DiT of diffusers, or None for any others.
 
-    Raises a CheckpointError if the blocks' embedders differ, where `DiT3` has one for all.
+    Raises:
+        CheckpointError: The blocks have embedders of different values, which `DiT3` does not have.
     """
     if _DIFFUSERS_MARK not in weights:
         return None

@@ -70,8 +70,10 @@ def timm_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Renames weights of transformers, under any prefix, to timm's names, and leaves others.
 
     The blocks of DINOv2's own large models, saved in chunks (`blocks.0.3.norm1…`), lose the number
-    of their chunk. Raises a CheckpointError if a name of a family's file is not known, or a query,
-    key or value is absent.
+    of their chunk.
+
+    Raises:
+        CheckpointError: A name of a family's file is not known, or a query, key or value is absent.
     """
     tensors: dict[str, Tensor] = {}
     # The text's half has the same blocks.
@@ -193,8 +195,10 @@ def to_timm(
     """Weights of transformers, of timm's hub or of a model's authors by the names of a timm model.
 
     `name` is the model's in timm's registry, and `rename` timm's `checkpoint_filter_fn` for it.
-    Raises a CheckpointError if the weights have a part that the model lacks, such as registers, or
-    shapes that it cannot take.
+
+    Raises:
+        CheckpointError: The weights have a part that the model lacks, such as registers, or are of
+            shapes that it cannot take.
     """
     named = timm_names(weights)
     _require_place(named, model, name)

@@ -73,7 +73,8 @@ class LoadReport:
 def adapted(module: nn.Module, weights: StateDict) -> dict[str, Tensor]:
     """The weights after every part of a module has adapted them, e.g. resized them.
 
-    Raises a CheckpointMismatchError if a tensor has another shape than its name says.
+    Raises:
+        CheckpointMismatchError: A tensor has another shape than its name says.
     """
     weights = under(weights)
     try:
@@ -186,7 +187,11 @@ def require_some(module: nn.Module, weights: StateDict, source: str) -> LoadRepo
 
 
 def require_whole(module: nn.Module, weights: StateDict, source: str) -> None:
-    """Raises a CheckpointMismatchError if a checkpoint leaves parameters of a module at random."""
+    """Refuses a checkpoint that would leave parameters of a module at random.
+
+    Raises:
+        CheckpointMismatchError: It has none of the name and shape of some parameter.
+    """
     report = require_some(module, weights, source)
     names = {name for name, _ in module.named_parameters()}
     lacking = [*report.mismatched, *(name for name in report.missing if name in names)]

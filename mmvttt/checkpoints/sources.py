@@ -92,7 +92,8 @@ class Source:
     def intact(self) -> Source:
         """Returns itself, each file compared with the digest of its download or in its name.
 
-        Raises a CheckpointError if a file has changed, or cannot be read.
+        Raises:
+            CheckpointError: A file has changed, or cannot be read.
         """
         for path in self.files:
             source = os.fspath(path)

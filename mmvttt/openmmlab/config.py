@@ -193,8 +193,9 @@ _CHECKS: ContextVar[_Checks | None] = ContextVar('the config that is built', def
 def named_entries(cfg: Config) -> Iterator[None]:
     """Checks each dict of a config before mmengine's registries build it in this context.
 
-    Raises a UsageError if a class has no such option, or no class is registered as this type. It
-    names the key in the config, and suggests an option or type.
+    Raises:
+        UsageError: A class has no such option, or no class is registered as this type. The error
+            names the key in the config, and suggests an option or type.
     """
     from torch.utils.data import DataLoader
 
@@ -356,7 +357,11 @@ def config_root() -> Path:
 
 
 def own_config(name: str) -> Path:
-    """The file of `mmvttt::name`. A FileNotFoundError names the closest one."""
+    """The file of `mmvttt::name`.
+
+    Raises:
+        FileNotFoundError: There is no such config; the message names the closest one.
+    """
     root = config_root()
     path = root / name
     # A name must stay inside the folder.

@@ -81,7 +81,8 @@ def replace(
 ) -> Linearization:
     """Replaces the attentions `names` of a model by what its `parts` build, with `options`.
 
-    Raises a ValueError if one of them cannot be replaced. Then the model is unchanged.
+    Raises:
+        ValueError: If one of them cannot be replaced. The model is unchanged.
     """
     builders = {}
     for name in names:

@@ -25,10 +25,14 @@ _TRIED = (8, 16)
 
 
 class Encoder(NamedTuple):
-    """A module that takes images, by its name in the model."""
+    """A module that takes images, by its name in the model.
+
+    Attributes:
+        name: Its name.
+        patches: The name, inside of it, of the convolution that embeds the patches.
+    """
 
     name: str
-    # The name, inside of it, of the convolution that embeds the patches.
     patches: str
 
     def inside(self, name: str) -> str:

@@ -173,7 +173,11 @@ def require_weights(runner: Runner, content: Any, source: str, whole: bool = Fal
 
 
 def require_same_classes(content: Any, source: str, classes: Sequence[str] | None) -> None:
-    """Raises a CheckpointMismatchError if a class of a checkpoint has another number here."""
+    """Compares the classes that a checkpoint was trained for with a data set's.
+
+    Raises:
+        CheckpointMismatchError: A class has another number here.
+    """
     saved = saved_classes(content)
     if not saved or classes is None or saved == tuple(classes):
         return

@@ -54,8 +54,9 @@ def planned_rates(runner: Runner) -> list[float]:
 def require_learning(runner: Runner) -> None:
     """Logs the highest and the mean rate of a training, unless it resumes or is very long.
 
-    Raises a UsageError if half of the steps warm up, the full rate is never reached, or the first
-    layers have random weights that hardly change.
+    Raises:
+        UsageError: Half of the steps warm up, the full rate is never reached, or the first layers
+            have random weights that hardly change.
     """
     wrapper, steps = runner.optim_wrapper, runner.max_iters
     if not isinstance(wrapper, OptimWrapper) or not isinstance(runner.param_schedulers, list):

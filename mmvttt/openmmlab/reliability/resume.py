@@ -81,8 +81,10 @@ def latest_checkpoint(work_dir: str | os.PathLike[str], *more: str) -> tuple[str
 
     Considers `*.pth` except `best_*`, also in the folders `more`, and the file named in
     `last_checkpoint`. If several trainings have written to a folder, that file's training counts;
-    if it is damaged, none. File times are ignored: copies and clocks change them. Returns the path
-    or None, and a message for each checkpoint that was skipped.
+    if it is damaged, none. File times are ignored: copies and clocks change them.
+
+    Returns:
+        The path or None, and a message for each checkpoint that was skipped.
     """
     passed_over, checkpoints = [], []
     pointed, problem = _pointed(Path(work_dir))

@@ -39,8 +39,9 @@ def checkpoint_folder(out_dir: str | None, work_dir: str) -> str:
 class RunLock:
     """Locks of rank 0 on the folders of a training (see `locked`), whose files stay there.
 
-    Raises a UsageError on all ranks if another process holds one, which the error names, or a
-    folder cannot be written.
+    Raises:
+        UsageError: On all ranks: another process holds one, which the error names, or a folder
+            cannot be written.
     """
 
     def __init__(self, *folders: str | os.PathLike[str]) -> None:

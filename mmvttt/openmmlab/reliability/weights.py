@@ -53,7 +53,8 @@ def load_whole_model(cfg: Config) -> None:
 def locate_checkpoints(cfg: Config) -> None:
     """Downloads the checkpoints that a training starts from, unless they are on this machine.
 
-    Raises a CheckpointError if one is missing, or cannot be downloaded.
+    Raises:
+        CheckpointError: One is missing, or cannot be downloaded.
     """
     for source in dict.fromkeys([*checkpoints_of(cfg.model), cfg.get('load_from') or '']):
         scheme, separator, _ = source.partition('://')
