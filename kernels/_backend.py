@@ -28,6 +28,8 @@ _LACKING = {
     for backend, module in _MODULES.items()
     if module not in (m.name for m in pkgutil.iter_modules([str(_FOLDER / op)]))
 }
+# That of the oldest torch in setup.py.
+_OLDEST_TRITON = (3, 6)
 VARIABLE = 'TTT_KERNELS_BACKEND'
 
 
@@ -67,6 +69,9 @@ def load_kernel(op: str, backend: str = 'triton') -> ModuleType | str:
     if backend == 'numba' and importlib.util.find_spec('numba') is None:
         return "numba is not installed; `pip install 'mmvttt[cpu]'` makes the op faster on a CPU"
     try:
+        if backend == 'triton' and triton_version() < _OLDEST_TRITON:
+            oldest = '.'.join(map(str, _OLDEST_TRITON))
+            return f'Triton {triton_version()} is too old; the kernels need {oldest} or newer'
         return importlib.import_module(name)
     except Exception as error:  # a broken Triton raises errors of any type
         return f'its kernel cannot be imported ({type(error).__name__}: {error})'

@@ -18,9 +18,10 @@ from ._op import OPS, Args, Op
 FACTORS = {torch.float32: 32, torch.float16: 8, torch.bfloat16: 8}
 # A LayerNorm hides most of a step's length, but not the rounding of the operands behind it.
 CANCELLING = 12
-# A key whose Z hardly varies is divided by its small σ: there an error may be that of tokens moved
-# by a rounding, the largest of three, times this. (On an H200 the kernel of Vittt-T in bf16 has 9
-# times the reference's error in one element, and the right order of operations up to 18 times.)
+# LayerNorm divides a key whose Z hardly varies by its small σ, and enlarges roundings as much. An
+# error may therefore reach CONDITION times the largest of MOVES changes of the reference when its
+# tokens move by a rounding. (One element for Vittt-T, two images: 9 times the reference's error in
+# bf16 on an H200, 18 times in fp16 by the emulation in tests/kernels.)
 CONDITION, MOVES = 1.5, 3
 GRADIENT = 'the gradient of '
 
@@ -115,7 +116,7 @@ def compare(op: Op, kernel: ModuleType, layouts: list[Any], batch: int, device: 
 
 
 def _moved(op: Op, args: Args, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
-    """Results of the reference for tokens of which every number moves by half of ε at most."""
+    """Results of the reference for tokens whose numbers move by at most half of ε, relatively."""
     for seed in range(MOVES):
         generator = torch.Generator().manual_seed(seed)
         moved = {}

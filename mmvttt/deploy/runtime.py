@@ -175,7 +175,7 @@ def open_exported(path: str | os.PathLike[str], precision: str = 'float32') -> E
     Raises:
         UsageError: Another suffix, or a file that cannot be read.
         ModuleNotFoundError: Its runtime is not installed.
-        OptionError: There is no such precision.
+        OptionError: An unknown precision.
     """
     suffix = os.path.splitext(path)[1]
     if suffix == '.onnx':

@@ -87,7 +87,7 @@ def check_annotations(
 ) -> Iterator[Findings]:
     """Yields the findings in each data set of a supported format, as deep as `Findings` says.
 
-    The arguments and a first MissingDataError are those of `check_data`.
+    Takes the arguments of `check_data`, and raises its MissingDataError before the first finding.
     """
     checked: list[tuple[DatasetConfig, Findings]] = []
     _check_paths(sets, splits)

@@ -84,7 +84,8 @@ def check_coco(
     path, classes = dataset.ann_file, dataset.metainfo.get('classes') or ()
     if (content := _read(path, findings, is_training)) is None:
         return
-    findings.summary = f'{", ".join(f"{len(content[part])} {part}" for part in _ENTRIES)} in {path}'
+    counts = ', '.join(f'{len(content[part])} {part}' for part in _ENTRIES)
+    findings.summary = f'{counts} in {path}'
     images, listed, categories = coco_entries(content, findings)
     names = {category['id']: category['name'] for category in categories}
     _check_categories([*names.values()], classes, path, findings)
