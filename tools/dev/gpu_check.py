@@ -36,8 +36,9 @@ TESTS = {
     ),
     'ops': (('tests/kernels/test_*.py', 'tests/numbers/test_ops.py'), 220),
 }
+# Not all systems say which cores the process may use.
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 # Processes that test side by side: each compiles kernels on one core.
-CORES = len(os.sched_getaffinity(0))
 PROCESSES = max(2, min(12, CORES))
 # Seconds in which an interrupted process reports.
 GRACE = 15
@@ -123,7 +124,7 @@ class Check:
             return
         shares = share(names)
         title = f'{part}: {len(names)} tests in {len(shares)} processes'
-        # Else each process would compute its references with as many threads as there are cores.
+        # By default each process would compute its references with a thread for each core.
         threads = str(max(1, CORES // len(shares)))
         commands = [(*PYTEST, *names) for names in shares]
         self.run(title, commands, seconds, OMP_NUM_THREADS=threads)
